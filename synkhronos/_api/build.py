@@ -104,7 +104,7 @@ def function(
     Warns
     -----
     RuntimeWarning
-        For an exact function of which nothing can be sharded.
+        If nothing in an exact function can be sharded.
 
     Examples
     --------

@@ -49,9 +49,9 @@ class Change(NamedTuple):
 class Definitions:
     """Record of the functions and classes that processes forked now inherit, and of the state that these read.
 
-    If the main program (for example a notebook) defines a function or class later, or redefines it, other processes
-    cannot find it by name, and it is sent by value. An Op of a reloaded module cannot be sent, because other parts of
-    the module may have changed, too. A module that is imported later is imported by each process itself.
+    Other processes cannot find functions and classes by name that the main program (for example a notebook) defines or
+    redefines later. These are sent by value. An Op of a reloaded module cannot be sent, because other parts of the
+    module may have changed, too. A module that is imported later is imported by each process itself.
 
     Parameters
     ----------

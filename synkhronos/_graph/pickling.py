@@ -10,9 +10,9 @@ The state that they read (globals, class attributes, defaults, closures) is sent
 
 **Ops.** Ops store objects that they create when they first run: ufuncs, compiled inner functions, handles of libraries.
 Attributes that the backend itself is known to create are never sent. If a function cannot be pickled, it is pickled
-again without the attributes of its Ops that cannot be pickled. Each of these is sent with its value at the time when
-the Op was first pickled, if it was missing, ``None`` or an empty container at that time. For an Op without such a
-record, another Op is constructed from its ``__props__``, and the attribute's value is taken from that.
+again, with other values for those attributes of its Ops that cannot be pickled. An attribute that was missing, ``None``
+or an empty container when the Op was first pickled gets that value again. For an Op without such a record, another Op
+is constructed from its ``__props__``, and the attribute's value is taken from that.
 
 **Random states.** Each rank gets its own random stream, so that replicated dropout draws different masks, unless
 `claim_stream` has made the stream common to all ranks.

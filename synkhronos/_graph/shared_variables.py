@@ -1,9 +1,9 @@
 """Shared variables: access to their arrays, keys that identify them on all ranks, and tracking of changed values.
 
-A program can set the controller's value of a variable without the other ranks: by `set_value` or another setter of its
-container, by ``f[var] = value``, by writing to the container's storage, or by a plain function of the backend that
-updates it, also in place. `SentValue` detects this. Functions and collectives instead change a variable on all ranks;
-`follow` records these values.
+A program can set a variable on the controller alone: by `set_value` or another setter of its container, by
+``f[var] = value``, or by writing to the container's storage. A plain function of the backend can also update it, even
+in place. `SentValue` detects all of these. Functions and collectives instead change a variable on all ranks; `follow`
+records these values.
 
 Not detected are changes of an array in place (``get_value(borrow=True)``), and direct calls of a function's virtual
 machine (``f.fn()``, ``f.vm()``) that update in place.

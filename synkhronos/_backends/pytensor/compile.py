@@ -1,7 +1,7 @@
 """Compile PyTensor functions, read their parts, and redirect `pytensor.function`.
 
-`pytensor.function` passes its arguments to no single inner function, so `redirect` replaces its code object, which also
-reaches programs that hold `pytensor.function` by another name.
+`pytensor.function` has no inner function to which it passes its arguments, so `redirect` replaces its code object. This
+also works for programs that have imported `pytensor.function` under another name.
 """
 
 # ruff: noqa: F401 (the imported names are used through this module)
@@ -27,7 +27,7 @@ from synkhronos._backends.pytensor.custom_op import within
 
 #: The arguments of `pytensor.function`.
 KEYWORDS = tuple(inspect.signature(function).parameters)
-#: Whether each call of a compiled function can select the outputs to compute.
+#: Whether a call of a compiled function can select the outputs to compute.
 TAKES_SUBSETS = False
 
 #: Linkers whose functions ranks cannot use: class name and reason.
@@ -40,12 +40,12 @@ _REFUSED = {
 
 
 def compile_function(inputs: Sequence[Any], outputs: Any = None, **kwargs: Any) -> Any:
-    """Call `pytensor.function`, with a linker whose functions can be replicated.
+    """Call `pytensor.function`, after checking that ranks can use functions of the linker.
 
     Raises
     ------
     ValueError
-        If the linker is another one.
+        If they cannot.
     """
     linker = type(get_mode(kwargs.get("mode")).linker).__name__
     if linker in _REFUSED:
@@ -55,14 +55,14 @@ def compile_function(inputs: Sequence[Any], outputs: Any = None, **kwargs: Any) 
         return function(inputs, outputs, **kwargs)
 
 
-#: Function that returns the object that executes a compiled function.
+#: Function that returns the object (virtual machine) that executes a compiled function.
 machine = operator.attrgetter("vm")
 
 
 def execution(function: Any) -> tuple[Any, int, Sequence[list[Any]]] | None:
-    """Return what a call executes, its number of outputs, and the cells to clear; ``None`` if only `__call__` will do.
+    """Return what a call executes, its number of outputs, and the storage cells to clear afterwards.
 
-    That is so for arguments that the function may write to, and for profiles.
+    Return ``None`` if the function's own `__call__` is needed: for inputs that the function may write to, and profiles.
     """
     vm = function.vm
     execute = within(function.maker.fgraph, vm) if hasattr(vm, "jit_fn") else vm
@@ -104,9 +104,9 @@ _build: Callable[[dict[str, Any]], Any] | None = None
 
 
 def redirect(build: Callable[[dict[str, Any]], Any] | None) -> None:
-    """Have `pytensor.function` pass its arguments to ``build``, whose caller's caller's caller is the program.
+    """Make `pytensor.function` pass its arguments to ``build``; ``None`` ends this.
 
-    ``None`` ends this.
+    The caller of `pytensor.function` is the third frame above ``build``.
     """
     global _build
     _build = build
@@ -128,7 +128,7 @@ def _redirected(
     on_unused_input: Any = None,
     trust_input: bool = False,
 ) -> Any:
-    # this code object runs with the globals of PyTensor's module, so it needs an import
+    # this code object runs with the globals of PyTensor's module, so it must import what it uses
     asked = dict(locals())
     from synkhronos._backends.pytensor.compile import requested
 
@@ -136,5 +136,5 @@ def _redirected(
 
 
 def requested(asked: dict[str, Any]) -> Any:
-    """Pass the arguments that a program requested a function with."""
+    """Build a function from the arguments of a program's `pytensor.function` call."""
     return _build(asked) if _build else plain_function(**asked)

@@ -1,4 +1,7 @@
-"""Base class of this package's own Ops: written as for Theano, and run in Python inside functions compiled by numba."""
+"""Base class of this package's own Ops.
+
+They have the interface of Theano's Ops, and run in Python inside functions that numba compiles.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,14 @@ _here = threading.local()  # the Ops of the function that this thread executes
 
 
 class Op(_op.Op):
-    """Op whose constructor takes the attributes in ``__props__`` first, and whose `perform` does not need its node.
+    """Base class of Ops with the interface of Theano's Ops.
+
+    The constructor takes the attributes in ``__props__`` first, and `perform` must not use its ``node``.
 
     Attributes
     ----------
     is_kept : bool
-        Whether numba may cache the compiled code on disk: false if the properties have a meaning in one program alone.
+        Whether numba may cache the compiled code on disk. False if the properties are valid in one program only.
     """
 
     is_kept = True
@@ -36,19 +41,19 @@ class Op(_op.Op):
         raise NotImplementedError(f"{self} has no R-operator")
 
     def pullback(self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        """Call `L_op`, by the name that PyTensor uses for it."""
+        """Call `L_op`. PyTensor uses this name."""
         return self.L_op(inputs, outputs, cotangents)
 
     def pushforward(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        """Call `R_op`, by the name that PyTensor uses for it; in `R_op`, ``None`` stands for an unchanging input."""
+        """Call `R_op`, with ``None`` for disconnected tangents. PyTensor uses this name."""
         points = [None if isinstance(one.type, DisconnectedType) else one for one in tangents]
         return [disconnected_type() if one is None else one for one in self.R_op(inputs, points)]
 
 
 def within(graph: Any, execute: Callable[[], Any]) -> Callable[[], Any]:
-    """Wrap the call of a function's compiled code so that it runs the graph's own Op objects, which record values.
+    """Wrap the call of a function's compiled code, so that it runs the Op objects of the graph, which record values.
 
-    Ops of equal class and properties that no rewrite has distinguished share one object.
+    Ops of the same class with equal properties share one object.
     """
     own = {(type(op), _properties(op)): op for op in (node.op for node in graph.apply_nodes) if isinstance(op, Op)}
     if not own:
@@ -74,9 +79,10 @@ def _like(kind: type, properties: tuple[Any, ...]) -> Any:
 
 
 def performed(kind: type, properties: tuple[Any, ...], n_outputs: int, inputs: Sequence[Any]) -> Any:
-    """Run an Op on values; code that numba has cached on disk finds this function by its name, in any process."""
+    """Run an Op on values. In every process, code that numba has cached on disk finds this function by its name."""
     own = getattr(_here, "operations", None) or {}
-    op = own.get((kind, properties)) or _like(kind, properties)  # the latter inside Scan, and outside of ranks' calls
+    # a new Op is used inside Scan and outside of calls by ranks
+    op = own.get((kind, properties)) or _like(kind, properties)
     return _results(op, n_outputs, inputs)
 
 
@@ -88,9 +94,9 @@ def _results(op: Any, n_outputs: int, inputs: Sequence[Any]) -> Any:
 
 @functools.cache
 def register_with_numba() -> None:
-    """Have numba run Ops of this class in Python; it caches the compiled code by class and properties.
+    """Make numba run Ops of this class in Python, and cache the compiled code by class and properties.
 
-    Each process must call this before it links a function. Compiled code is bound to its own copies.
+    Each process must call this before it links a function. It also calls `bind_locally`.
     """
     import numba
     from pytensor.link.numba.dispatch.basic import (
@@ -131,26 +137,29 @@ def register_with_numba() -> None:
 
 
 class _RegisterWithNumba(GraphRewriter):
-    """Rewrite that calls `register_with_numba` before numba compiles, because importing numba takes a second."""
+    """Rewrite that calls `register_with_numba` before numba compiles a function, and does not change the graph.
+
+    It is not called on import, because importing numba takes a second.
+    """
 
     def add_requirements(self, fgraph: Any) -> None:
-        """Require nothing."""
+        """Do nothing: the rewrite needs no features."""
 
     def apply(self, fgraph: Any) -> None:
-        """Call `register_with_numba`; leave the graph unchanged."""
+        """Call `register_with_numba`; do not change the graph."""
         register_with_numba()
 
 
 optdb.register("synkhronos_register_with_numba", _RegisterWithNumba(), "numba", position=200)
 
 
-# -- object code of functions that numba compiles: bound to each function's own copies of operations
+# -- object code of functions that numba compiles: use each function's own copies of operations
 #
 # The object code of a function contains a copy of each operation's code, optimized for this function. Numba marks the
-# copies as weak symbols, so LLVM replaces them by code of the same name that the process has loaded before: by the code
-# of the operation alone in the process that compiled it, by the code of another function in a process that has loaded
-# that. The versions differ in rounding (PyTensor allows fused multiply-adds), so ranks that run the same object code
-# would get values that differ in the last bit.
+# copies as weak symbols. LLVM replaces a weak symbol by code of the same name that the process has loaded before. In
+# the process that compiled the function, this is the code of the operation alone; in another process, it may be the
+# code of another function. The versions differ in rounding, because PyTensor allows fused multiply-adds. So ranks that
+# run the same object code would get values that differ in the last bit.
 
 _SECTION = np.dtype({"names": ["type", "offset", "size"], "formats": ["<u4", "<u8", "<u8"], "offsets": [4, 24, 32]})
 _SYMBOL = np.dtype({"names": ["info", "section"], "formats": ["u1", "<u2"], "offsets": [4, 6], "itemsize": 24})
@@ -158,7 +167,7 @@ _SYMBOL_TABLE, _FUNCTION, _GLOBAL, _WEAK = 2, 2, 1, 2  # SHT_SYMTAB, STT_FUNC, S
 
 
 def bind_locally() -> None:
-    """Have numba make the copies local in new object code, and strong in object code that it has cached on disk."""
+    """Make numba mark the copies as local symbols in new object code, and as strong symbols in cached object code."""
     from llvmlite.binding import Linkage
     from numba.core.codegen import CPUCodeLibrary
 
@@ -183,7 +192,7 @@ def bind_locally() -> None:
 
 
 def strengthen(code: bytes) -> bytes:
-    """Make the weak functions of object code (64-bit ELF, little-endian) strong: LLVM does not replace strong ones.
+    """Turn weak function symbols of object code (64-bit ELF, little-endian) into strong ones, which LLVM keeps.
 
     Parameters
     ----------
@@ -192,7 +201,7 @@ def strengthen(code: bytes) -> bytes:
     Returns
     -------
     bytes
-        The same object code except for the binding of its functions; other formats are returned unchanged.
+        The same object code with another binding of its functions. Code in other formats is returned unchanged.
     """
     if code[:6] != b"\x7fELF\x02\x01":
         return code

@@ -1,4 +1,4 @@
-"""Variables, Apply nodes and graph traversal of PyTensor, and expressions that are like another variable."""
+"""Variables, Apply nodes and graph traversal of PyTensor, and new variables with the type of another variable."""
 
 # ruff: noqa: F401 (the imported names are used through this module)
 
@@ -36,35 +36,37 @@ from synkhronos._backends.pytensor.custom_op import Op
 NO_TENSORS = (scalar.ScalarType, SliceType, NoneTypeT)
 
 #: Positions of rewrites: after merges and before all in-place rewrites; and just before elementwise operations are made
-#: to overwrite their inputs. PyTensor's fusion makes nodes of several outputs, each of which then depends on all that
-#: any of them needs: so fusion comes after the first position, and equal nodes are merged once more before it.
+#: to overwrite their inputs. PyTensor's fusion makes nodes with several outputs, each of which then depends on the
+#: inputs of all. The first position is therefore before fusion, and equal nodes are merged once more before it.
 AFTER_MERGES, BEFORE_ELEMENTWISE = 48.6, 50.4
 optdb.register("synkhronos_merge", MergeOptimizer(), "fast_run", "merge", position=AFTER_MERGES - 0.1)
 
 
 def copied(node: Any, inputs: Sequence[Any], is_serial: bool = False) -> list[Any]:
-    """Return the outputs of an Apply node like this one, with other inputs, whose types may have other static lengths.
+    """Apply the operation of an Apply node to other inputs; return the outputs.
 
-    The node is cloned if its inputs' types allow that, because ``make_node`` need not accept the inputs of an existing
-    node. With ``is_serial`` the inputs have the values of the node's own inputs, so they may be given the same types.
+    The types of the inputs may differ from those of the node's own inputs in their static lengths.
+    The node is cloned if the types of its inputs allow that, because ``make_node`` may refuse the inputs of an existing
+    node. With ``is_serial``, the inputs have the values of the node's own inputs, so they can be converted to the types
+    of these.
     """
     pairs = list(zip(node.inputs, inputs))
     if is_serial or all(old.type.is_super(new.type) for old, new in pairs):
         clone = node.clone()
         clone.inputs = [new if old.type.is_super(new.type) else old.type.filter_variable(new) for old, new in pairs]
         return list(clone.outputs)
-    if isinstance(node.op, SymbolicOp):  # its inner graph depends on the inputs' types
+    if isinstance(node.op, SymbolicOp):  # its inner graph depends on the types of its inputs
         return list(node.op(*inputs, return_list=True))
     return list(node.op.make_node(*inputs).outputs)
 
 
 def known_lengths(variable: Any) -> tuple[int | None, ...]:
-    """Return the length along each axis where the type states it, else ``None``."""
+    """Return the length along each axis, as far as the type states it, else ``None``."""
     return tuple(variable.type.shape)
 
 
 def leaves_of(variables: Iterable[Any], blockers: Iterable[Any] | None = None) -> list[Any]:
-    """Return the variables that some variables are computed from and that are not computed themselves."""
+    """Return the leaves of a graph: variables from which some variables are computed, and that are not computed."""
     return list(graph_inputs(list(variables), blockers))
 
 
@@ -83,7 +85,7 @@ def substituted(inputs: Sequence[Any], outputs: Sequence[Any], given: Mapping[An
 
 
 def retyped(variable: Any, dtype: Any = None, free: Sequence[int] = ()) -> Any:
-    """Return the type of a variable, with another dtype, and with any length along the axes ``free``."""
+    """Return the type of a variable, with another dtype, and without static lengths along the axes ``free``."""
     shape = tuple(None if axis in free else length for axis, length in enumerate(variable.type.shape))
     return variable.type.clone(dtype=str(dtype or variable.dtype), shape=shape)
 
@@ -100,7 +102,7 @@ def scan(step: Callable[..., list[Any]], **arguments: Any) -> Any:
 
 
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:
-    """Register a rewrite of functions, for modes with one of the tags."""
+    """Register a rewrite of function graphs, for modes with one of the tags."""
     optdb.register(name, rewriter, *tags, position=position)
 
 
@@ -110,12 +112,12 @@ def input_like(var: Any) -> Any:
 
 
 def as_type_of(var: Any, value: Any) -> Any:
-    """Convert an expression of some rows of a variable so that it can replace the variable.
+    """Convert an expression for some rows of a variable to the variable's type, so that it can replace the variable.
 
     Raises
     ------
     TypeError
-        If the variable's type states the number of rows, so that only all rows or none can replace it.
+        If the variable's type states the number of rows, so that fewer rows cannot replace it.
     """
     if var.type.ndim and var.type.shape[0] not in (None, 1):
         raise TypeError(
@@ -133,8 +135,8 @@ def shared_like(value: Any, name: str, var: Any) -> Any:
 def reshaped_like(value: Any, shape: Sequence[int], var: Any) -> Any:
     """Reshape an expression to the shape of a variable's value, with the variable's static shape.
 
-    Where the variable's type does not state that an axis has length 1, the result's type may not state it either:
-    PyTensor would not accept such an expression as the variable's new value.
+    If the variable's type does not state that an axis has length 1, the result's type must not state it either.
+    Otherwise PyTensor would refuse the expression as the variable's new value.
     """
     loose = any(length == 1 and static is None for length, static in zip(shape, var.type.shape))
     return T.specify_shape(value.reshape(var.shape if loose else shape), var.type.shape)

@@ -45,7 +45,7 @@ from synkhronos._backends.common import Absent
 
 AbstractConv2d = AbstractConv2d_gradInputs = AbstractConv2d_gradWeights = Absent
 AbstractConv3d = AbstractConv3d_gradInputs = AbstractConv3d_gradWeights = Absent
-AdvancedIncSubtensor1 = AdvancedSubtensor1 = Absent  # the general classes index by one vector, too
+AdvancedIncSubtensor1 = AdvancedSubtensor1 = Absent  # the general classes are used for one index vector, too
 CAReduceDtype = MaxAndArgmax = Absent
 ConsiderConstant = OutputGuard = Rebroadcast = Absent
 CrossentropyCategorical1Hot = CrossentropyCategorical1HotGrad = Absent
@@ -55,12 +55,12 @@ SoftmaxGrad = SoftmaxWithBias = Absent
 
 
 def basic_index(inputs: Sequence[Any], op: Any) -> list[Any]:
-    """Return the slices and integers of basic indexing; ``inputs`` are the indexed array and the index's numbers."""
+    """Return the slices and integers of basic indexing; ``inputs`` are those of the Apply node, the array first."""
     return list(indices_from_subtensor(inputs[1:], op.idx_list))
 
 
 def adds(op: Any) -> bool:
-    """Return whether an indexed update adds to the selected elements, once for each occurrence of an index."""
+    """Return whether an indexed update adds to the selected elements, repeatedly for repeated indexes."""
     return not (op.set_instead_of_inc or op.ignore_duplicates)
 
 
@@ -70,17 +70,17 @@ def advanced_index(inputs: Sequence[Any], op: Any) -> list[Any]:
 
 
 def axis_of(node: Any) -> Any:
-    """Return the axis along which a node joins, splits, sorts, accumulates or repeats: an integer."""
+    """Return the axis along which an Apply node joins, splits, sorts, accumulates or repeats: an int."""
     return node.op.axis
 
 
 def parts_of(node: Any) -> list[Any]:
-    """Return the variables that a node joins."""
+    """Return the variables that an Apply node joins."""
     return list(node.inputs)
 
 
 def draws_each(op: Any) -> bool:
-    """Return whether each number is drawn independently, with the parameters at its position."""
+    """Return whether each number is drawn independently, with the parameters at its own position."""
     return op.ndim_supp == 0 and not any(op.ndims_params)
 
 
@@ -91,7 +91,7 @@ def inner_outputs(op: Any) -> list[Any]:
 
 
 def inlined(node: Any) -> list[Any]:
-    """Return the outputs of a node with an inner graph, as expressions of the node's inputs."""
+    """Return the outputs of an Apply node with an inner graph, as expressions of the Apply node's inputs."""
     inner = node.op.fgraph
     return inner.bind([one.type.filter_variable(given) for one, given in zip(inner.inputs, node.inputs)])
 
@@ -131,10 +131,10 @@ def split_axis(node: Any) -> list[Any]:
     return [variable.reshape([*shape[:axis], *parts, *shape[axis + 1 :]])]
 
 
-#: Operations that can be expressed by others: by class, a function from the Apply node to its outputs' expressions.
+#: Operations that can be expressed by others, by class. The functions return expressions for an Apply node's outputs.
 EXPRESSED: dict[type, Callable[[Any], Any]] = {JoinDims: joined_axes, SplitDims: split_axis}
 
-#: Random draws: from a state, a size and parameters they make a new state and the drawn numbers.
+#: Operations that draw random numbers. From a state, a size and parameters, they compute a new state and the numbers.
 DRAWS: tuple[type, ...] = tuple(
     kind
     for kind in vars(random).values()

@@ -1,16 +1,17 @@
 """Pickle compiled functions and graphs of PyTensor for other processes, and derive random streams for ranks.
 
-A pickled function consists of the optimized graph, which is not optimized again, of its linker, and of the assignment
-of storage cells to inputs. The graph's Apply nodes come first, each after the nodes whose results it takes, so pickling
-never recurses deeply: since Python 3.12, recursion in C has a limit that no setting raises. Every process computes the
-nodes in this order, and constants keep their strides, because numba finds code that another process has cached on disk
-by both. Of the features that rewrites attach to a graph, only in-place operation (and DebugMode's record) is kept. Of
-the attributes of variables and their tags, only those that PyTensor itself sets are pickled: other libraries attach
-models, which ranks may be unable to load.
+A pickled function consists of the optimized graph, its linker, and the assignment of storage cells to inputs. The graph
+is not optimized again. Its Apply nodes are pickled first, each after the nodes whose results it uses, so that pickling
+does not recurse deeply: since Python 3.12, no setting raises the limit of recursion in C.
 
-Random streams are NumPy generators. A generator jumps ahead as NumPy defines it: PCG64, the default, by the golden
-ratio's fraction of its period 2^128, so that the streams of different ranks do not overlap; MT19937 by 2^128 of
-2^19937 - 1; Philox by 2^128 of 2^256.
+Every process executes the nodes in this order, and constants keep their strides, because the keys of numba's cache on
+disk depend on both. Of the features that rewrites attach to a graph, only the one for in-place operations and the
+record of DebugMode are pickled. Variables and tags are pickled with only those attributes that PyTensor itself sets.
+Other libraries attach models, which ranks may be unable to load.
+
+Random streams are NumPy generators. Rank ``k`` uses NumPy's `jumped(k)` of the generator. One jump of PCG64, the
+default, is the golden ratio's fraction of its period 2^128, so the streams of different ranks do not overlap. One jump
+of MT19937 is 2^128 steps of a period of 2^19937 - 1; one of Philox is 2^128 steps of 2^256.
 """
 
 # ruff: noqa: F401 (the imported names are used through this module)
@@ -40,10 +41,10 @@ from synkhronos._backends.pytensor.custom_op import register_with_numba
 
 #: Attributes that PyTensor sets on variables, Apply nodes and tags of a compiled graph and that other processes need.
 OF_VARIABLES = frozenset(["auto_name", "container", "data", "index", "name", "owner", "tag", "type"])
-#: Attributes of shared variables that other processes do not need, and their values there.
+#: Attributes of shared variables that other processes do not need, and the values that they get there.
 RESET: dict[str, Any] = {"_default_update": None}
-#: Attributes that Ops make when they are linked or first run, and make again if missing: the class, the attribute's
-#: name, and whether ``None`` means missing.
+#: Attributes that Ops create when they are linked or first run, and create again if these are missing: the class, the
+#: attribute's name, and whether ``None`` means that it is missing.
 MADE_AT_RUN_TIME = ((HasInnerFunction, "_fn", True), (ScipyWrapperOp, "_fn_wrapped", True), (CAReduce, "_ufunc", False))
 OF_NODES = frozenset(["inputs", "op", "outputs", "tag"])
 OF_TAGS = frozenset(["nan_guard_mode_check", "trace", "unique_value", "values_eq_approx"])
@@ -61,7 +62,7 @@ def reduced_otherwise(obj: Any) -> Any:
 
 
 def _has_own_strides(array: np.ndarray) -> bool:
-    """Return whether NumPy's pickles lose the array's strides: of arrays without elements, and of axes of length 1."""
+    """Return whether NumPy's pickles lose the array's strides: if it has no elements, or an axis of stride 0."""
     return array.flags.c_contiguous and (0 in array.shape or 0 in array.strides) and not array.dtype.hasobject
 
 
@@ -72,11 +73,11 @@ def _graph(
     graph.name = name
     if in_place:
         graph.attach_feature(DestroyHandler())
-    for variables in seen:  # DebugMode also computes variables that rewrites have removed from the graph
+    for variables in seen:  # DebugMode also computes variables that rewrites have replaced
         graph.equivalence_tracker = tracker = Tracker()
         graph.attach_feature(tracker)
         tracker.all_variables_ever = variables
-        tracker.reasons = {var: [] for var in variables}  # the controller compares the variables that replaced them
+        tracker.reasons = {var: [] for var in variables}  # only the controller compares them with their replacements
         graph.clients.update({var: [] for var in variables if var not in graph.clients})
     return graph
 
@@ -87,11 +88,11 @@ def pack(function: Any) -> Any:
     graph = maker.fgraph
     maker.inputs = [copy.copy(spec) for spec in maker.inputs]
     maker.expanded_inputs = maker.inputs
-    for output, position in graph.update_mapping.items():  # replaces the update's variable of the unoptimized graph
+    for output, position in graph.update_mapping.items():  # `update` is a variable of the unoptimized graph otherwise
         maker.inputs[position].update = graph.outputs[output]
     maker.outputs = [SymbolicOutput(var, spec.borrow) for var, spec in zip(graph.outputs, maker.outputs)]
     for spec in maker.inputs:
-        spec.value = None  # a container, which is among the cells
+        spec.value = None  # a container, which is pickled with the cells
     # a container means "use this storage"
     cells = [
         container if spec.shared or spec.implicit else None
@@ -101,13 +102,13 @@ def pack(function: Any) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """Make the compiled function of which `pack` returned the parts."""
+    """Make a compiled function from the parts that `pack` returned."""
     order, maker, cells, trust_input = packed
-    maker.fgraph.toposort = lambda: list(order)  # several orders are valid: use the controller's
+    maker.fgraph.toposort = lambda: list(order)  # use the controller's order, because several are valid
     for spec, cell in zip(maker.inputs, cells):
         spec.value = cell
     if isinstance(maker.linker, NumbaLinker):
-        register_with_numba()  # the rewrite that calls it does not run here, because the graph is optimized already
+        register_with_numba()  # the rewrite that calls it does not run for a graph that is optimized already
     function = maker.create(cells)
     function.trust_input = trust_input
     return function
@@ -119,7 +120,7 @@ def is_random_state(var: Any) -> bool:
 
 
 def other_stream(state: Any, stream: int) -> Any:
-    """Return the random state ``stream`` (> 0) streams ahead.
+    """Return a random state moved ahead by ``stream`` (> 0) streams.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Prepare a process for PyTensor: BLAS, checks before the fork, compilation by numba, refusal of GPUs.
 
-Where the user names no BLAS, PyTensor's C code is linked to the one that `find_blas` finds. PyTensor itself knows only
-the libraries of conda and warns without these; installed by pip, it would multiply matrices through NumPy.
+If the user names no BLAS library, PyTensor's C code is linked to the library that `find_blas` finds. PyTensor itself
+finds only the libraries of conda, and warns without these; installed by pip, it would multiply matrices through NumPy.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ print_profiles = profiling._atexit_print_fn
 
 
 def prepare_fork() -> None:
-    """Have PyTensor perform now the checks that every process would otherwise perform on its first compilation.
+    """Make PyTensor perform the checks that every process would otherwise perform in its first compilation.
 
-    These are the compiler's flags for this processor, and the contents of the cache of compiled modules. Forked workers
-    inherit the answers.
+    PyTensor detects the compiler's flags for this processor, and reads the contents of its cache of compiled modules.
+    Forked workers inherit the results.
     """
     if config.cxx and not isinstance(get_default_mode().linker, NumbaLinker):
         GCC_compiler.compile_args()
@@ -37,9 +37,9 @@ def prepare_fork() -> None:
 
 
 def precompile(function: Any) -> None:
-    """Have numba compile a function now, for arguments of the types that ranks pass, and cache the code on disk.
+    """Make numba compile a function for arguments of the types that ranks pass, and cache the code on disk.
 
-    Otherwise numba would compile at the first call, in all ranks at once.
+    Otherwise numba would compile it in the first call, on all ranks at the same time.
     """
     code: Any = getattr(function.vm, "jit_fn", None)
     if not hasattr(code, "signatures"):
@@ -57,23 +57,23 @@ def precompile(function: Any) -> None:
 
 
 def find_compiled() -> None:
-    """Have PyTensor load the index of modules that the controller has compiled since the last call.
+    """Make PyTensor load the index of the modules that the controller has compiled since the last call.
 
-    PyTensor would find them one by one, each under the compile lock.
+    Otherwise PyTensor would find them one by one, and take the compile lock for each.
     """
     if config.cxx and not isinstance(get_default_mode().linker, NumbaLinker):
         get_module_cache().refresh(cleanup=False)
 
 
 def limit_threads(most: int) -> Callable[[], None] | None:
-    """Limit numba's own threads, which a program's ``prange`` starts; return a callable that restores their number.
+    """Limit the number of numba's threads, which ``prange`` uses; return a callable that restores it.
 
-    Return ``None`` while numba is not imported.
+    Return ``None`` if numba's parallel module is not imported.
     """
     parallel: Any = sys.modules.get("numba.np.ufunc.parallel")
     if parallel is None:
         return None
-    if parallel._is_initialized:  # the threads are running already
+    if parallel._is_initialized:  # the threads run already
         n_before = parallel.get_num_threads()
         parallel.set_num_threads(min(n_before, most))
         return lambda: parallel.set_num_threads(n_before)
@@ -86,42 +86,42 @@ def limit_threads(most: int) -> Callable[[], None] | None:
 
 
 def _offer_blas() -> None:
-    """Make `find_blas` the default of ``pytensor.config.blas__ldflags``, with PyTensor's own default as fallback."""
+    """Set the default of ``pytensor.config.blas__ldflags`` to `find_blas`, or PyTensor's own default if that fails."""
     parameter = config._config_var_dict["blas__ldflags"]
     pytensors_own = parameter.default
     parameter._default = lambda: find_blas(config.cxx) or pytensors_own()
-    if parameter.is_default and getattr(parameter, "val", None) == "":  # PyTensor has searched already, without result
+    if parameter.is_default and getattr(parameter, "val", None) == "":  # PyTensor has searched already, and found none
         config.blas__ldflags = find_blas(config.cxx)
 
 
 _offer_blas()
 
 
-# -- GPUs: no process holds one, and no array is on one
+# -- GPUs: not supported, so no array is on one
 
 
 def bind(device: str, rank: int, quiet: bool) -> Any:
-    """Raise `DeviceError`."""
+    """Raise `DeviceError`, because PyTensor does not support GPUs."""
     raise DeviceError(f"{device} cannot be used: PyTensor computes on CPU cores; GPUs need Theano")
 
 
 def bound() -> str | None:
-    """Return ``None``: this process holds no GPU."""
+    """Return ``None``, because no process is bound to a GPU."""
     return None
 
 
 def is_device_array(value: Any) -> bool:
-    """Return whether a value, or a type, is that of an array on a GPU: never."""
+    """Return false: no value is an array on a GPU, and no type is that of such an array."""
     return False
 
 
 def as_asked(value: Any, output: Any) -> Any:
-    """Return the value of an output unchanged."""
+    """Return the value of an output unchanged, because it is always in host memory."""
     return value
 
 
 def refuse(*_: Any) -> Any:
-    """Raise `DeviceError`; not called, because no session has GPUs."""
+    """Raise `DeviceError`. Stand-in for functions on GPU arrays; never called, because no session has GPUs."""
     raise DeviceError("PyTensor computes on CPU cores; GPUs need Theano")
 
 

@@ -37,8 +37,8 @@ def prepare_fork() -> None:
     memory; it runs the compiler for both. It also reads the contents of its cache of compiled modules. Forked workers
     inherit the results.
 
-    In addition, Theano's compile lock is changed: a rank that waits for it tries again every 10 to 50 ms, instead of
-    every five to ten seconds, because several ranks may want it at once, each for a short time.
+    In addition, Theano's compile lock is changed. A rank that waits for it tries again every 10 to 50 ms, instead of
+    every five to ten seconds. Several ranks may want the lock at once, each for a short time.
     """
     if not isinstance(compilelock.lock, functools.partial):
         compilelock.lock = functools.partial(compilelock.lock, min_wait=0.01, max_wait=0.05)

@@ -15,8 +15,8 @@ from synkhronos.typing import Reduction
 def averaged(x: Any) -> Any:
     """Average a variable over ranks, weighted by their data points, as a symbolic expression.
 
-    The value is ``sum(n_k * x_k) / sum(n_k)``, where ``x_k`` is the value on rank k and ``n_k`` the number of data
-    points that rank k has in the call. Ranks without data points are left out. In a function built by
+    The value is ``sum(n_k * x_k) / sum(n_k)``. Here ``x_k`` is the value on rank k, and ``n_k`` is the number of data
+    points of rank k in the call. Ranks without data points are left out. In a function built by
     `synkhronos.function`, the expression is an all-reduce: the ranks wait for each other, and all get bitwise equal
     values.
 
