@@ -1,13 +1,13 @@
 """Patches that make Theano 1.0.5 and Lasagne 0.1 work, and compute faster, on current Python and NumPy.
 
-`install` puts a finder on ``sys.meta_path`` that patches Theano and Lasagne when they are first imported, and costs
-nothing before.
+`install` adds a finder to ``sys.meta_path``. It patches Theano and Lasagne when they are first imported; until then it
+costs nothing.
 
 Invariants
 ----------
 * This package imports only the standard library and nothing else of synkhronos, because ``_synkhronos_start`` loads it
   alone while ``theano`` is being imported.
-* A user's choice in ``THEANO_FLAGS``, ``.theanorc`` or ``theano.config`` is never overruled, except for a BLAS that
+* A user's setting in ``THEANO_FLAGS``, ``.theanorc`` or ``theano.config`` is never overridden, except for a BLAS that
   gives wrong results.
 * Nothing is written to disk except to Theano's own cache.
 """
@@ -42,7 +42,7 @@ __all__ = ["find_blas", "prepare"]
 SCAN_LOOP = "theano.scan_module.scan_perform_ext"
 COMPILING = "theano.gof.cmodule"
 MPI_OPS = "theano.tensor.io"
-OPS = {  # modules of Ops, and the functions that patch them
+OPS = {  # modules that define Ops, and the functions that patch them
     "theano.scalar.basic": (vectorize_tanh,),
     "theano.tensor.elemwise": (vectorize_elementwise, vectorize_sums),
     "theano.tensor.nnet.corr": (vectorize_convolution,),
@@ -53,13 +53,13 @@ DOWNSAMPLE = "theano.tensor.signal.downsample"
 
 
 def install() -> PatchFinder:
-    """Patch Theano and Lasagne: now, if they are imported already, else when they are.
+    """Patch Theano and Lasagne: at once if they are imported already, otherwise when they are imported.
 
-    Calling it again does nothing. It takes microseconds unless Theano is imported already.
+    Calling this again does nothing. It takes microseconds unless Theano is imported already.
 
     Returns
     -------
-    Mender
+    PatchFinder
         The finder on ``sys.meta_path`` that applies the patches.
     """
     for finder in list(sys.meta_path):
@@ -84,12 +84,12 @@ def install() -> PatchFinder:
 
 
 def prepare() -> PatchFinder | None:
-    """Call `install`, unless this process cannot need it: PyTensor is requested, or Theano is not installed."""
+    """Call `install`, unless PyTensor is requested or Theano is not installed; return its result or ``None``."""
     if os.environ.get("SYNKHRONOS_ENGINE") == "pytensor":
         return None
     finders = [one for one in sys.meta_path if hasattr(one, "find_spec") and not hasattr(one, "synkhronos_role")]
     found = [one.find_spec("theano", None) for one in finders]
-    if "theano" in sys.modules or any(spec and spec.origin for spec in found):  # a mere folder has no origin
+    if "theano" in sys.modules or any(spec and spec.origin for spec in found):  # a namespace package has no origin
         return install()
     return None
 
@@ -100,7 +100,7 @@ class PatchFinder:
     synkhronos_role = "patch"  # lets a second copy of this module detect that the patches are installed
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of a module to be patched; None leaves other modules to other finders."""
+        """Return the spec of a module to be patched; return ``None`` for others, so that other finders handle them."""
         if name == DOWNSAMPLE:
             found = self._others_spec(name, path, target)
             return found or ModuleSpec(name, DownsampleLoader())
@@ -114,7 +114,7 @@ class PatchFinder:
                 with patched(module):
                     execute(module)
 
-            # replaced on the instance, so that the loader keeps its other methods
+            # replace the method of this loader only, which keeps its other methods
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
@@ -129,7 +129,7 @@ class PatchFinder:
 
 @contextlib.contextmanager
 def patched(module: types.ModuleType) -> Iterator[None]:
-    """Apply the patches of a module of `PATCHED`, around its execution."""
+    """Apply the patches of a module of `PATCHED` before and after the module is executed in a ``with`` block."""
     if module.__name__ == "theano":
         prepare_theano()
         yield
@@ -159,7 +159,7 @@ def patched(module: types.ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def mpi_withheld() -> Iterator[None]:
-    """Hide mpi4py from Theano's MPI operations, unless the program has imported it: importing it initializes MPI."""
+    """Hide mpi4py from Theano's MPI Ops, unless the program has imported it, because importing it initializes MPI."""
     if "mpi4py.MPI" in sys.modules:
         yield
         return
@@ -175,10 +175,11 @@ def mpi_withheld() -> Iterator[None]:
 
 @contextlib.contextmanager
 def pkg_resources_lent() -> Iterator[None]:
-    """Provide a temporary pkg_resources if there is none: Lasagne reads a version from it, Theano an exception's class.
+    """Provide a temporary stand-in for pkg_resources if it is not installed.
 
-    Newer setuptools dropped it, and an environment may be without setuptools. It is removed afterwards, so that other
-    code still finds that it is missing.
+    Lasagne gets its version from this module, and Theano an exception class. Newer setuptools does not include it, and
+    setuptools itself may be missing. The stand-in is removed afterwards, so that other code still finds the module
+    missing.
     """
     if importlib.util.find_spec("pkg_resources") is not None:
         yield
@@ -195,15 +196,15 @@ def pkg_resources_lent() -> Iterator[None]:
 
 
 def prepare_theano() -> None:
-    """Apply the patches that must precede Theano's own code."""
+    """Apply the patches that are needed before Theano's own code runs."""
     ignore_warnings("theano")
     shorten_complaints()
-    importlib.import_module("numpy")  # outside of catch_warnings, which would undo the filters that NumPy sets
+    importlib.import_module("numpy")  # not within catch_warnings, which would undo the filters that NumPy sets
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         config: Any = importlib.import_module("numpy.distutils.__config__")
-    # Theano reads this to find a BLAS, and NumPy >= 1.22 no longer has it. Empty means "none known"; it only matters if
-    # `find_blas` finds none either.
+    # Theano reads this to find a BLAS; NumPy >= 1.22 does not have it. Empty means "unknown", which matters only if
+    # `find_blas` finds no BLAS either.
     if not hasattr(config, "blas_opt_info"):
         config.blas_opt_info = {}
 
@@ -219,10 +220,10 @@ def patch_ops() -> None:
 
 
 def ignore_warnings(package: str) -> None:
-    """Ignore deprecation, resource and syntax warnings that are attributed to `package`.
+    """Ignore deprecation, resource and syntax warnings that are attributed to ``package``.
 
-    There are dozens, about names that Theano and Lasagne will always use (``imp``, ``distutils``, ``numpy.bool``,
-    ``image_shape``). Warnings that are attributed to the user's code stay.
+    There are dozens of them, about names that Theano and Lasagne will always use (``imp``, ``distutils``,
+    ``numpy.bool``, ``image_shape``). Warnings that are attributed to the user's code are not affected.
     """
     module = rf"(.*[/\\])?{package}([./\\]|$)"
     for category in (DeprecationWarning, ResourceWarning, SyntaxWarning):
@@ -232,7 +233,7 @@ def ignore_warnings(package: str) -> None:
 
 
 class DownsampleLoader(Loader):
-    """Loader that makes ``theano.tensor.signal.downsample``, which Theano 1.0 lacks and Lasagne 0.1 uses."""
+    """Loader that creates ``theano.tensor.signal.downsample``, which Lasagne 0.1 uses and Theano 1.0 does not have."""
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Define ``max_pool_2d`` in the empty module."""

@@ -1,16 +1,16 @@
 """Make Theano 1.0.5 reuse compiled C code in other processes, and compile modules with precompiled headers.
 
-Theano compiles some Ops again in every process, workers included:
+Theano compiles some Ops again in every process, including workers:
 
-* An Op class with ``__props__ = ()`` (Dot22, the softmax and cross entropy Ops, …) counts as one without a version,
-  because the empty tuple is appended to the versions, of which none may be empty.
+* An Op class with ``__props__ = ()`` (Dot22, the softmax and cross entropy Ops, …) counts as a class without a version.
+  The reason is that Theano adds the empty tuple to the versions, and does not cache code if one of them is empty.
 * The version of a `COp` (DimShuffle, ScalarFromTensor, the random generator's DotModulo, …) is Python's hash of its
   source code, and hashes of strings differ between processes.
 
-Each C++ module begins with the headers of Python, NumPy and the C++ library; parsing these takes two thirds of the
-compilation. When the first module with some flags is compiled, the headers are compiled with the same flags to a folder
-of Theano's compile cache; later modules include the result. The compiler rejects an unsuitable result, and then parses
-the headers as usual. A module and its key in the cache stay the same.
+Each C++ module includes the headers of Python, NumPy and the C++ library, and parsing them takes two thirds of the
+compilation time. When the first module with given flags is compiled, the headers are compiled with the same flags to a
+folder in Theano's compile cache. Later modules include the precompiled header. If it is unsuitable, the compiler
+ignores it and parses the headers as usual. Compiled modules and their keys in the cache stay the same.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ def patch_cache_keys() -> None:
 
     @replacement
     def cmodule_key_(self: Any, fgraph: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return Theano's key, with a version if only empty ``__props__`` prevented one."""
+        """Return Theano's key; if only empty ``__props__`` kept it from having a version, add the version."""
         key = theanos_own(self, fgraph, *args, **kwargs)
         if not key or key[0]:
             return key
         versions: list[Any] = []
         for node in self.schedule(fgraph):
-            if hasattr(node.op, "c_code_cache_version_apply"):  # a Scan has none: its code is its inner function's
+            if hasattr(node.op, "c_code_cache_version_apply"):  # Scan does not: its code is that of its inner function
                 versions.append(node.op.c_code_cache_version_apply(node))
             versions.extend(variable.type.c_code_cache_version() for variable in (*node.inputs, *node.outputs))
         return (tuple(versions), *key[1:]) if versions and all(versions) else key
 
     def c_code_cache_version(self: Any) -> tuple[Any, ...]:
-        """Return a version made from the source code that is the same in all processes."""
+        """Return a version computed from the source code, which is the same in all processes."""
         digest = hashlib.sha256("\0".join(map(str, self.func_codes)).encode()).digest()
         version: tuple[Any, ...] = (int.from_bytes(digest[:7], "big"),)
         if hasattr(self, "params_type"):
@@ -65,11 +65,11 @@ _HEADERS = ("Python.h", "iostream", "math.h", "numpy/arrayobject.h", "numpy/arra
 _FIRST_LINE = b"#include <Python.h>"
 _FOLDER = "synkhronos_headers"
 
-_failed: set[str] = set()  # headers that this process could not compile, and does not try again
+_failed: set[str] = set()  # headers that this process could not compile, and does not try to compile again
 
 
 def precompile_headers() -> None:
-    """Have Theano compile with precompiled headers. It must have been imported; calling this again does nothing."""
+    """Make Theano use precompiled headers. Theano must have been imported; calling this again does nothing."""
     from theano.gof import cmodule
 
     theanos_own = cmodule.output_subprocess_Popen
@@ -88,7 +88,7 @@ def precompile_headers() -> None:
 
 
 def with_headers(command: list[str], cache: str) -> list[str]:
-    """Return the command that compiles a module, with precompiled headers if it can use them.
+    """Return the command that compiles a module, with an option for precompiled headers if the module can use them.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def _begins_like_a_module(source: str) -> bool:
 
 
 def _flags(arguments: list[str], source: str) -> list[str]:
-    """Return the arguments that matter for headers: all except input, output and libraries."""
+    """Return the arguments that affect headers: all except input, output and libraries."""
     flags = []
     skip = False
     for argument in arguments:
@@ -128,7 +128,7 @@ def _flags(arguments: list[str], source: str) -> list[str]:
 
 
 def _identity(compiler: str, flags: list[str]) -> str:
-    """Return a name that changes with all sources of the compiled headers, which are never compared with the result."""
+    """Return a name that changes with the compiler, its flags and the headers, which the compiler does not check."""
     import numpy
 
     program = shutil.which(compiler) or compiler
@@ -143,7 +143,7 @@ def _identity(compiler: str, flags: list[str]) -> str:
 
 
 def _compile(compiler: str, flags: list[str], header: str) -> bool:
-    """Compile the headers; return whether that worked. Several processes may do so at once: the last result stays."""
+    """Compile the headers; return whether this succeeded. If several processes do it at once, the last result stays."""
     folder = os.path.dirname(header)
     os.makedirs(folder, exist_ok=True)
     with open(header, "w") as file:

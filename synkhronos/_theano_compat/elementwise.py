@@ -1,17 +1,18 @@
-"""Vector code for Theano's elementwise operations: loops over runs of neighbors, and a hyperbolic tangent.
+"""Vector code for Theano's elementwise operations: loops over contiguous runs, and a hyperbolic tangent.
 
-Theano's loop over contiguous arrays is guarded by a condition of many parts, each of which gcc guesses to hold every
-other time. With five arrays, as in Adam's update, gcc considers the loop too rare for vector code: 2.9 ms for 1.28
-million float32 instead of 0.36. A compiler flag turns these guesses off.
+Theano's loop over contiguous arrays is guarded by a condition of many parts. Gcc assumes that each part is true half of
+the time. With five arrays, as in Adam's update, it considers the loop too rare for vector code: 2.9 ms for 1.28 million
+float32 numbers instead of 0.36 ms. A compiler flag turns off these guesses.
 
-Where arrays are broadcast along some axes, as in batch normalization, Theano computes steps at run time, for which gcc
-makes no vector code. Here the loop goes over runs of neighbors instead: over the last axes, as far as the types state
-that each array has either all its elements or one number along them. Results differ only by rounding, because gcc fuses
-products and sums in other places. ``THEANO_FLAGS=synkhronos.vector_elementwise=False`` turns it off.
+If arrays are broadcast along some axes, as in batch normalization, Theano computes strides at run time, for which gcc
+generates no vector code. Here the inner loop is over contiguous *runs* instead. A run covers the last axes, as far as
+the types show that each array has either all its elements or a single number along them. Results differ only by
+rounding, because gcc fuses multiplications and additions in other places.
+``THEANO_FLAGS=synkhronos.vector_elementwise=False`` turns this off.
 
-The hyperbolic tangent has no branches, and replaces the C library's, which takes a third of an LSTM's step. Its error
-is at most 0.51 units in the last place for float32 and less than 3 for float64; the C library's is about 2.
-``THEANO_FLAGS=synkhronos.vector_tanh=False`` turns it off.
+The hyperbolic tangent has no branches. It replaces the C library's function, which takes a third of an LSTM's step. Its
+error is at most 0.51 units in the last place for float32, and less than 3 for float64 (C library: about 2).
+``THEANO_FLAGS=synkhronos.vector_tanh=False`` turns this off.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Operand(NamedTuple):
     Parameters
     ----------
     name : str
-        Base of the names of its pointer to the run, ``NAME_run``, and of its element, ``NAME_i``.
+        Prefix of the names of the pointer to its run, ``NAME_run``, and of the current element, ``NAME_i``.
     array : str
         Expression of the array.
     type : str
@@ -54,7 +55,7 @@ def first_axis(patterns: Sequence[tuple[bool, ...]]) -> int:
     """
     run, first = None, 0
     for axis, pattern in reversed(list(enumerate(zip(*patterns)))):
-        if all(pattern):  # of length 1
+        if all(pattern):  # the axis has length 1 in all arrays
             continue
         if run not in (None, pattern):
             return first
@@ -65,7 +66,7 @@ def first_axis(patterns: Sequence[tuple[bool, ...]]) -> int:
 def loops(operands: Sequence[Operand], first: int, sizes: str, body: str) -> str:
     """Return C++ code that loops over the axes before ``first`` and executes ``body`` for each run.
 
-    ``sizes`` is the name of the array of all axes' lengths.
+    ``sizes`` is the name of the C++ array that holds the lengths of all axes.
     """
     heads = [f"for (npy_intp at_{axis} = 0; at_{axis} < {sizes}[{axis}]; at_{axis}++)\n" for axis in range(first)]
     pointers = ""
@@ -76,7 +77,7 @@ def loops(operands: Sequence[Operand], first: int, sizes: str, body: str) -> str
 
 
 def length(sizes: str, axes: range) -> str:
-    """Return C++ code for the length of a run over some axes."""
+    """Return a C++ expression for the length of a run over some axes."""
     return "".join(f"{sizes}[{axis}] * " for axis in axes) + "1"
 
 
@@ -92,7 +93,7 @@ def elements(operands: Sequence[Operand], first: int, n: str, task: str) -> str:
 
 
 def given(code: Callable[..., str], *arguments: Any) -> str:
-    """Return the code that an Op's method returns; empty if the Op does not define the method."""
+    """Call a method of an Op that returns code; return an empty string if the Op does not define the method."""
     from theano.gof.utils import MethodNotDefined
 
     try:
@@ -124,7 +125,7 @@ def vectorize_tanh(module: Any) -> None:
 
     @replacement
     def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
-        """Return code that calls the routine, for floating-point results."""
+        """Return code that calls the routine if the result is floating-point; otherwise return Theano's code."""
         dtype = node.outputs[0].type.dtype
         if not is_on() or dtype not in ("float32", "float64") or node.inputs[0].type.dtype.startswith("complex"):
             theanos_own: str = code(self, node, name, inputs, outputs, sub)
@@ -132,7 +133,7 @@ def vectorize_tanh(module: Any) -> None:
         return f"{outputs[0]} = synkhronos_tanh((npy_{dtype}){inputs[0]});"
 
     def c_support_code(self: Any) -> str:
-        """Return the routine, even if the flag is off: a composite Op keeps the code that it was made with."""
+        """Return the routine, even if the flag is off, because a composite Op keeps the code from its creation."""
         flags = config.gcc.cxxflags.split()
         return "#define SYNKHRONOS_REORDERS\n" + _TANH_SUPPORT if _REORDERING.intersection(flags) else _TANH_SUPPORT
 
@@ -165,7 +166,7 @@ _CODE = """
 
 
 def vectorize_elementwise(module: Any) -> None:
-    """Add the loops and the compiler's flag to the Op; both are part of the keys of Theano's cache.
+    """Add the loops and the compiler flag to the Op; both are part of the keys of Theano's cache.
 
     Calling this again does nothing.
 
@@ -186,14 +187,14 @@ def vectorize_elementwise(module: Any) -> None:
         return [*c_compile_args(self), *([_FLAG] if is_on() else [])]
 
     def with_runs(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> tuple[str, ...]:
-        """Return Theano's code, with a loop over runs in place of its own if the arrays allow that."""
+        """Return Theano's code, with a loop over runs in place of Theano's loop if the arrays allow it."""
         *before, theanos_own = all_code(self, node, name, inputs, outputs, sub)
         if is_on() and _has_runs(self, node):
             theanos_own = _code(self, node, name, inputs, outputs, sub, theanos_own)
         return (*before, theanos_own)
 
     def c_support_code_apply(self: Any, node: Any, name: str) -> str:
-        """Return Theano's support code, and that of the loops."""
+        """Return Theano's support code, and the support code of the loops."""
         if is_on() and _has_runs(self, node):
             return _SUPPORT + given(support, self, node, name)
         theanos_own: str = support(self, node, name)
@@ -212,7 +213,7 @@ def vectorize_elementwise(module: Any) -> None:
 
 
 def _has_runs(op: Any, node: Any) -> bool:
-    """Return whether some axes are broadcast in some arrays only; otherwise Theano's loop is as fast."""
+    """Return whether an axis is broadcast in some of the arrays only; otherwise Theano's loop is as fast."""
     patterns = [one.broadcastable for one in node.inputs]
     return not op.openmp and bool(patterns) and first_axis(patterns) > 0
 

@@ -1,6 +1,6 @@
-"""Flags that turn replacements of Theano's C code off, and marks on functions that replace Theano's.
+"""Flags that turn off replacements of Theano's C code, and marks on functions that replace Theano's.
 
-``THEANO_FLAGS=synkhronos.NAME=False`` turns a replacement off.
+``THEANO_FLAGS=synkhronos.NAME=False`` turns off a replacement.
 
 The marks ensure that no function is replaced twice. They also work between two copies of this package, one of which was
 loaded while ``theano`` was being imported.
@@ -39,7 +39,7 @@ SWITCHES = {
 def offer_switches() -> None:
     """Add the flags ``synkhronos.NAME``, which are on by default. Calling this again does nothing.
 
-    Call it before ``theano.configdefaults`` runs, which warns of unknown flags.
+    Call this before ``theano.configdefaults`` runs, because that module warns about unknown flags.
     """
     from theano.configparser import AddConfigVar, BoolParam, config
 
@@ -49,20 +49,21 @@ def offer_switches() -> None:
 
 
 def switch(name: str) -> Callable[[], bool]:
-    """Return a function that returns whether a flag of `SWITCHES` is on."""
+    """Return a callable that returns whether a flag of `SWITCHES` is on."""
     from theano.configparser import config
 
     return lambda: bool(getattr(config.synkhronos, name))
 
 
 def read_support_code(*headers: str) -> tuple[str, str]:
-    """Read C++ files of this folder; for the version alone, also the Python modules that generate C++ code.
+    """Read files of this folder: C++ headers, or Python modules that generate C++ code.
 
     Returns
     -------
     code : str
+        The contents of all files.
     version : str
-        Version for the keys of Theano's cache.
+        Version for the keys of Theano's cache: a hash of the contents.
     """
     code = ""
     for header in headers:

@@ -1,4 +1,4 @@
-"""Op that sums the result of an elementwise operation without storing it. Import it only after Theano."""
+"""Op that sums the result of an elementwise operation without storing it. Import this module only after Theano."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class SumOfElementwise(Op):
     Parameters
     ----------
     elementwise : Elemwise
-        With one output, and not in place.
+        Must have one output, and not work in place.
     sum : Sum
-        A sum for which `kept_axes` returns axes.
+        Must be a sum for which `kept_axes` returns axes.
     """
 
     __props__ = ("elementwise", "sum")
@@ -74,7 +74,7 @@ class SumOfElementwise(Op):
         return Apply(self, list(inputs), [self._nodes(inputs)[1].outputs[0].type()])
 
     def infer_shape(self, node: Any, shapes: Any) -> Any:
-        """Return the lengths along the axes that are not summed."""
+        """Return the symbolic lengths of the axes that are not summed."""
         elementwise, sum_ = self._nodes(node.inputs)
         return self.sum.infer_shape(sum_, self.elementwise.infer_shape(elementwise, shapes))
 
@@ -136,7 +136,7 @@ class SumOfElementwise(Op):
         )
 
     def c_headers(self) -> list[str]:
-        """Return the headers that all the code includes."""
+        """Return the headers that the code includes."""
         return ["<cstdlib>", *self.elementwise.c_headers()]
 
     def c_compile_args(self) -> list[str]:
@@ -145,20 +145,20 @@ class SumOfElementwise(Op):
         return arguments
 
     def c_support_code(self) -> str:
-        """Return the routines of sums, and of the elementwise operation."""
+        """Return the support code for sums, and that of the elementwise operation."""
         return _SUPPORT + given(self.elementwise.c_support_code)
 
     def c_support_code_apply(self, node: Any, name: str) -> str:
-        """Return the routines of the elementwise operation's Apply node."""
+        """Return the support code of the elementwise operation's Apply node."""
         code: str = self.elementwise.scalar_op.c_support_code_apply(self._nodes(node.inputs)[0], f"{name}_scalar_")
         return code
 
     def c_code_cache_version_apply(self, node: Any) -> tuple[Any, ...]:
-        """Return the version of all the code."""
+        """Return the version of the entire code; empty if it must not be cached."""
         version: tuple[Any, ...] = self.elementwise.c_code_cache_version_apply(self._nodes(node.inputs)[0])
         return (_VERSION, *version) if version else ()
 
 
 def _length(arrays: dict[str, Any], axis: int) -> str:
-    """Return the length of the result along an axis, in the variable of Theano's checks."""
+    """Return the C++ variable, set by Theano's checks, that holds the length of the result along an axis."""
     return next((f"{array}_n{axis}" for array, one in arrays.items() if not one.broadcastable[axis]), "1")

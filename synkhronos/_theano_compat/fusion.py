@@ -1,9 +1,9 @@
 """Rewrite that fuses sums with the elementwise operations before them, without an intermediate array.
 
-Theano's fusion ends at reductions: the sum of squares of an array writes the squares, and reads them again. Here both
-become one Op, which computes some results into a buffer that stays in the first-level cache, and sums them with a more
-precise accumulator, as Theano does. Programs compiled without optimization, or without g++, keep Theano's Ops, as do
-all with ``THEANO_FLAGS=synkhronos.fused_sum=False``.
+Theano does not fuse reductions: to sum the squares of an array, it writes all squares and reads them again. This
+rewrite makes one Op of both. The Op computes some results into a buffer that stays in the first-level cache, and sums
+them with a more precise accumulator, as Theano does. Programs compiled without optimization, or without g++, keep
+Theano's Ops. ``THEANO_FLAGS=synkhronos.fused_sum=False`` turns the rewrite off.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .flags import switch
 from .summation import kept_axes
 
 _NAME = "synkhronos_fused_sum"
-_BEHIND_FUSION = 49.1  # position just after Theano's fusion, and before the in-place rewrites at 75
+_BEHIND_FUSION = 49.1  # position in optdb: just after Theano's fusion, and before the in-place rewrites at 75
 _REAL = ("bool", "float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)))
 
 
 def fuse_sums() -> None:
-    """Add the rewrite to Theano's. Theano must have been imported; calling this again does nothing."""
+    """Register the rewrite with Theano, which must have been imported. Calling this again does nothing."""
     from theano.compile import optdb
     from theano.gof import Optimizer
     from theano.gof.toolbox import ReplaceValidate
@@ -29,16 +29,16 @@ def fuse_sums() -> None:
         return
     from .fused_sum import SumOfElementwise
 
-    # stored in Theano's module: one class for all copies of this package, which pickles find by its name
+    # store the class in Theano's module, so that all copies of this package share it, and pickles find it by its name
     SumOfElementwise.__module__ = elemwise.__name__
     elemwise.SumOfElementwise = SumOfElementwise
     is_on = switch("fused_sum")
 
     class FuseSums(Optimizer):
-        """Rewrite that makes one Op of a sum and the elementwise operation that only this sum reads."""
+        """Rewrite that fuses a sum with an elementwise operation whose result only this sum uses."""
 
         def add_requirements(self, fgraph: Any) -> None:
-            """Attach the feature for replacements."""
+            """Attach the feature that replaces variables."""
             fgraph.attach_feature(ReplaceValidate())
 
         def apply(self, fgraph: Any) -> None:
@@ -55,7 +55,7 @@ def fuse_sums() -> None:
 
 
 def _fused(node: Any) -> Any:
-    """Return the sum as one Op's output; None if it is not suitable."""
+    """Return the output of the fused Op for a sum's Apply node; ``None`` if they cannot be fused."""
     from theano import config
     from theano.gof.opt import copy_stack_trace
     from theano.gof.utils import MethodNotDefined
@@ -80,7 +80,7 @@ def _fused(node: Any) -> Any:
         result.owner.op.c_code(result.owner, "test", names, ["out"], {"fail": ""})
     except (MethodNotDefined, NotImplementedError):  # the elementwise operation has no C code
         return None
-    if getattr(elementwise.op.scalar_op, "inner_float16", False):  # set when the code is generated
+    if getattr(elementwise.op.scalar_op, "inner_float16", False):  # `c_code` has set it
         return None
     copy_stack_trace(node.outputs[0], result)
     return result

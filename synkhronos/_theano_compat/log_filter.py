@@ -1,4 +1,4 @@
-"""Shorten Theano's complaints about the machine to one line each, which names the command that explains them."""
+"""Shorten Theano's messages about a missing compiler or GPU to one line, which names a command that explains it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _COMMAND = "`python -m synkhronos info` says what is missing"
 
 
 def shorten_complaints() -> None:
-    """Have Theano report in one line that there is no compiler, or no GPU. Call it before Theano is imported.
+    """Have Theano report in one line that there is no compiler, or no GPU. Call this before Theano is imported.
 
-    Theano's own records pass through its own loggers; only their texts change. Calling this again does nothing.
+    Theano still logs the records through its own loggers; only their texts change. Calling this again does nothing.
     """
     warnings.filterwarnings("ignore", message="DeprecationWarning: there is no c\\+\\+ compiler")  # a duplicate
     for name in ("theano.configdefaults", "theano.tensor.blas", "theano.gpuarray"):
@@ -20,12 +20,12 @@ def shorten_complaints() -> None:
 
 
 def _shortened(record: logging.LogRecord) -> bool:
-    """Change the text of a record; return whether to log it at all."""
+    """Change the text of a record, if it is one of these messages; return whether to log it."""
     said = str(record.msg)
     if said.startswith("g++ not detected"):
         _say(record, f"there is no C++ compiler: Theano computes in Python, which takes many times longer; {_COMMAND}")
     elif said.startswith("We did not find a dynamic library in the library_dir"):
-        return False  # also logged for -l:NAME, which works; `refuse_unfit_blas` reports what cannot be linked
+        return False  # Theano logs this for -l:NAME, too, which works; `refuse_unfit_blas` reports real failures
     elif said.startswith("Using NumPy C-API based implementation for BLAS"):
         from theano import config
 
@@ -56,7 +56,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def explain_missing_headers(cmodule: Any) -> None:
-    """Have a compilation that lacks Python.h report that in one line.
+    """Have compilations report in one line that Python.h is missing.
 
     Parameters
     ----------
@@ -66,10 +66,10 @@ def explain_missing_headers(cmodule: Any) -> None:
     theanos_own = cmodule.output_subprocess_Popen
 
     def output_subprocess_Popen(command: Any, **params: Any) -> Any:
-        """Run a command of Theano's, and raise an error if Python's headers were missing."""
+        """Run a command of Theano's, and raise an error if Python's headers are missing."""
         out, err, code = done = theanos_own(command, **params)
         if code and b"Python.h: No such file" in (err or b"") + (out or b""):
-            # not an ImportError, which Theano would catch to go on without its virtual machine
+            # no ImportError, because Theano catches that and continues without its virtual machine
             raise RuntimeError(f"Theano cannot compile, because Python.h is missing; {_COMMAND}") from None
         return done
 

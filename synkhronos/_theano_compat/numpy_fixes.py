@@ -1,10 +1,10 @@
 """Fixes for NumPy 1.23 and later: products of empty matrices, and ``theano.tensor.topk``.
 
-Arrays without elements have strides of 0 since NumPy 1.23. Theano's C code around BLAS uses the strides as they are: it
-reports that "some matrix has no unit stride", or passes BLAS a leading dimension of 0, which BLAS rejects. Here such
-arrays get the strides of contiguous ones, which are never used to read anything.
+Since NumPy 1.23, arrays without elements have strides of 0. Theano's C code for BLAS uses the strides unchanged: it
+reports that "some matrix has no unit stride", or passes a leading dimension of 0, which BLAS rejects. With the patch,
+such arrays have the strides of contiguous ones, through which nothing is read.
 
-``theano.tensor.topk`` and related functions index with a list, which NumPy 1.23 no longer treats as a tuple.
+``theano.tensor.topk`` and related functions index with a list, which NumPy 1.23 does not treat as a tuple any more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from .flags import is_replacement, replacement
 
-_VERSION = "synkhronos 1"  # in the keys of the cache, because the code differs from Theano's
+_VERSION = "synkhronos 1"  # part of the keys of Theano's cache, because the code differs from Theano's own
 
 _CONTIGUOUS = """
         npy_intp empty_{0}[{ndim}];
@@ -28,7 +28,7 @@ _CONTIGUOUS = """
 
 
 def patch_strides() -> None:
-    """Make products of empty matrices work. Theano must have been imported; calling this again does nothing."""
+    """Fix products of empty matrices. Theano must have been imported; calling this again does nothing."""
     from theano.tensor.blas import BatchedDot, GemmRelated
 
     if is_replacement(GemmRelated.build_gemm_version):
@@ -66,14 +66,14 @@ def patch_topk() -> None:
 
 
 def top_k(op: Any, x: Any, k: Any, axis: int, idx_dtype: Any) -> Any:
-    """Find the largest elements along an axis, or the smallest, in no particular order.
+    """Return the ``k`` largest elements along an axis, or the smallest, in no particular order.
 
     Parameters
     ----------
     op : TopKOp
         Its ``return_values`` and ``return_indices`` select the results.
     x : numpy.ndarray
-    k : int, or array of one
+    k : int, or array of one int
         Number of elements; negative for the smallest ones.
     axis : int
     idx_dtype : dtype
@@ -81,13 +81,14 @@ def top_k(op: Any, x: Any, k: Any, axis: int, idx_dtype: Any) -> Any:
 
     Returns
     -------
-    array, or tuple of two
-        Values, or indices, or both in this order; `x` with ``abs(k)`` elements along `axis`.
+    array, or tuple of two arrays
+        The values, their indices, or both in this order. Shapes are that of ``x``, with ``abs(k)`` elements along
+        ``axis``.
 
     Raises
     ------
     ValueError
-        If `k` is 0, or if there are fewer elements.
+        If ``k`` is 0, or the axis has fewer than ``abs(k)`` elements.
     """
     import numpy as np
 

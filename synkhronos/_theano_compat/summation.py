@@ -1,9 +1,9 @@
 """Vector code for sums of floating-point numbers over the first axes of an array, its last axes, or both.
 
-Theano's C code sums one column of a matrix after the other, and waits for each addition before the next. The gradient
-of every bias is such a sum. Sums over rows are the same to the bit, because each column is summed in the same order;
-other sums add several interleaved partial sums, in the same accumulator's dtype.
-``THEANO_FLAGS=synkhronos.vector_sum=False`` turns it off.
+Theano's C code sums the columns of a matrix one after the other, and each addition waits for the one before. The
+gradient of every bias is such a sum. Here sums over rows are bitwise the same, because each column is summed in the
+same order. Other sums add several interleaved partial sums, in an accumulator of the same dtype.
+``THEANO_FLAGS=synkhronos.vector_sum=False`` turns this off.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def vectorize_sums(module: Any) -> None:
 
     @replacement
     def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
-        """Return code that tries the vector code first."""
+        """Return vector code, with Theano's code as fallback."""
         theanos_own: str = code(self, node, name, inputs, outputs, sub)
         kept = kept_axes(self, node) if is_on() else None
         if kept is None:
@@ -67,7 +67,7 @@ def vectorize_sums(module: Any) -> None:
         )
 
     def c_support_code(self: Any) -> str:
-        """Return the routines."""
+        """Return the summation routines."""
         return _SUPPORT if is_on() else ""
 
     def c_headers(self: Any) -> list[str]:
@@ -84,7 +84,10 @@ def vectorize_sums(module: Any) -> None:
 
 
 def kept_axes(op: Any, node: Any) -> range | None:
-    """Return the axes that are not summed, if they are adjacent and the dtypes have vector code; else None."""
+    """Return the axes that are not summed, if they are adjacent and there is vector code for the dtypes.
+
+    Otherwise return ``None``.
+    """
     x, out = node.inputs[0], node.outputs[0]
     summed = set(range(x.ndim) if op.axis is None else op.axis)
     kept = [axis for axis in range(x.ndim) if axis not in summed]

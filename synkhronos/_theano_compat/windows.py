@@ -1,18 +1,19 @@
 """Vector code for convolution and pooling, and a fix for pooling in Python.
 
 Convolution (forward, and the gradients with respect to weights and images): Theano copies the windows of each image
-next to each other, element by element, and multiplies the resulting small matrix by the weights, which takes two to
-four times as long as the arithmetic on a core. Here the Ops sum products in registers, directly from the image. Grouped
-and unshared convolutions, and those with several OpenMP threads, use Theano's code, as do all with
-``THEANO_FLAGS=synkhronos.vector_convolution=False``. Sums are formed in another order, so results differ by rounding.
+into a matrix (im2col), element by element, and multiplies this matrix by the weights. On one core this takes two to
+four times as long as the arithmetic. With the patch, the Ops sum products in registers, directly from the image.
+Grouped and unshared convolutions, and those with several OpenMP threads, use Theano's code.
+``THEANO_FLAGS=synkhronos.vector_convolution=False`` turns the patch off. Sums are computed in another order, so results
+differ by rounding.
 
-Pooling in Python, which Theano uses without a compiler and in FAST_COMPILE, indexes with a list, which NumPy 1.23 no
-longer treats as a tuple; `patch_pooling` fixes that.
+Pooling in Python is used by Theano without a compiler, and in FAST_COMPILE. It indexes with a list, which NumPy 1.23
+does not treat as a tuple any more; `patch_pooling` fixes this.
 
 Pooling over windows that do not overlap (forward, gradient, and gradient of the gradient): Theano's C code computes the
-address of each element separately, which takes longer than all convolutions of a small network. Here the Ops have their
-own code for adjacent windows without padding whose sizes are constants of the graph. All else uses Theano's code, as
-does everything with ``THEANO_FLAGS=synkhronos.vector_pooling=False``. The results are the same to the bit.
+address of each element separately, which takes longer than all convolutions of a small network. With the patch, the Ops
+have their own code for adjacent windows without padding, if the window sizes are constants of the graph. Otherwise they
+use Theano's code. ``THEANO_FLAGS=synkhronos.vector_pooling=False`` turns the patch off. Results are bitwise the same.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ def vectorize_convolution(module: Any) -> None:
     headers = op_class.c_headers
 
     def replaces(op: Any) -> bool:
-        return is_on() and not op.openmp  # other conditions are checked at run time: a module may serve several Ops
+        return is_on() and not op.openmp  # check the rest at run time, because several Ops may share a compiled module
 
     def c_support_code_apply(self: Any, node: Any, name: str) -> str:
-        """Return Theano's routine under another name, and the routines that may call it."""
+        """Return Theano's routine under another name, and a routine of the old name that calls it if necessary."""
         theanos_own: str = support(self, node, name)
         if not replaces(self) or theanos_own.count(_THEANOS) != 1:
             return theanos_own
@@ -94,7 +95,7 @@ _AS_TUPLES = {
 
 
 def patch_pooling(module: Any) -> None:
-    """Have `perform` of the Ops index with tuples instead of lists of slices.
+    """Patch ``perform`` of the Ops so that it indexes with tuples instead of lists of slices.
 
     Parameters
     ----------
@@ -108,7 +109,7 @@ def patch_pooling(module: Any) -> None:
         for old, new in _AS_TUPLES.items():
             source = source.replace(old, new)
         made: dict[str, Any] = {}
-        # leading empty lines keep the line numbers of the file in tracebacks
+        # add empty lines in front, so that tracebacks show the line numbers of the file
         exec(compile("\n" * (first - 1) + source, module.__file__, "exec"), vars(module), made)
         op.perform = made["perform"]
 
@@ -117,7 +118,7 @@ def patch_pooling(module: Any) -> None:
 
 _POOLING_SUPPORT, _POOLING_VERSION = read_support_code("pooling.h")
 
-#: By Op: its array inputs, the axes of its result, and the routine of each mode.
+#: By Op: its array inputs, the axes of its result ("in" as its input, "out" as its output), and the routine by mode.
 _OPS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "Pool": (
         ("x",),
@@ -179,7 +180,7 @@ def _patch(op_class: Any, is_on: Any) -> None:
 
     @replacement
     def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
-        """Return code that tries the code for adjacent windows first."""
+        """Return the code for adjacent windows, with Theano's code as fallback."""
         theanos_own: str = code(self, node, name, inputs, outputs, sub)
         window = _window(self, node, n)
         if not is_on() or window is None or self.mode not in routines:
@@ -219,7 +220,7 @@ def _patch(op_class: Any, is_on: Any) -> None:
         )
 
     def c_support_code(self: Any) -> str:
-        """Return the routines."""
+        """Return the pooling routines."""
         return _POOLING_SUPPORT if is_on() else ""
 
     def c_headers(self: Any) -> list[str]:
@@ -238,7 +239,7 @@ _WITHOUT_X = ("sum_grad", "average_grad")
 
 
 def _window(op: Any, node: Any, n: int) -> list[int] | None:
-    """Return the window size of a node if the graph shows that windows are adjacent; else None."""
+    """Return the window size of an Apply node if windows are adjacent and known from the graph; otherwise ``None``."""
     x, (sizes, strides, padding) = node.inputs[0], node.inputs[n : n + 3]
     known = [getattr(one, "data", None) for one in (sizes, strides, padding)]
     if any(one is None for one in known) or op.openmp or op.ndim > 3 or x.dtype not in _DTYPES:
