@@ -1,9 +1,9 @@
 """Find a BLAS library that Theano's C code can be linked to, without root privileges and without compiling one.
 
-`find_blas` is the default of ``theano.config.blas.ldflags``; `refuse_unfit_blas` replaces a library that computes
-wrongly. The preferred library is scipy-openblas32: the OpenBLAS that NumPy's and SciPy's maintainers build. One wheel
-serves all versions of Python and is kept current, so it has kernels for processors that are newer than the wheels of
-NumPy and SciPy that Theano needs.
+`find_blas` is the default of ``theano.config.blas.ldflags``; `refuse_unfit_blas` replaces a library that gives wrong
+results. The preferred library is scipy-openblas32, the OpenBLAS that the maintainers of NumPy and SciPy build. Its
+wheel works with all versions of Python, and is updated. So it has kernels for processors that are newer than the wheels
+of NumPy and SciPy that Theano needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAMES = {  # with the commands that install them
     "scipy": "python -m pip install 'scipy<1.11'",
 }
 
-#: Flags that `find_blas` has returned, and whose library was tried.
+#: Flags that `find_blas` has returned, after it tried the library.
 found: set[str] = set()
 
 _HEADER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scipy_openblas.h")
@@ -42,20 +42,20 @@ _HEADER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scipy_openbl
 class Candidate(NamedTuple):
     """A library that Theano may be linked to."""
 
-    flags: str  # for ``theano.config.blas.ldflags``; empty if they cannot be written there
-    library: str  # a path, or a bare file name that the loader looks for
-    prefix: str = ""  # of its symbols' names
+    flags: str  # for ``theano.config.blas.ldflags``; empty if the path cannot be written there
+    library: str  # a path, or a file name for which the loader searches
+    prefix: str = ""  # of the names of its symbols
 
 
 def find_blas(cxx: str) -> str:
-    """Find a BLAS that the compiler can link and the loader can find, and that computes correctly.
+    """Find a BLAS that the compiler can link and the loader can load, and that computes correctly.
 
-    Each refused library is logged with the reason: as a warning if `CHOICE` names it, else as information.
+    Each rejected library is logged with the reason: as a warning if `CHOICE` names it, otherwise as information.
 
     Parameters
     ----------
     cxx : str
-        The C++ compiler; empty if Theano has none, in which case nothing can be linked.
+        The C++ compiler; empty if Theano has none, and so cannot link anything.
 
     Returns
     -------
@@ -65,7 +65,7 @@ def find_blas(cxx: str) -> str:
     if not cxx or not sys.platform.startswith("linux"):
         return ""
     chosen = os.environ.get(CHOICE, "")
-    if os.sep in chosen:  # the path of a library, which must be valid in any working directory
+    if os.sep in chosen:  # make the path of a library valid in any working directory
         chosen = os.path.abspath(os.path.expanduser(chosen))
     refused: dict[Candidate, str] = {}
     for choice in filter(None, (chosen, "any")):
@@ -90,10 +90,10 @@ def find_blas(cxx: str) -> str:
 
 
 def _objection(candidate: Candidate, named: bool) -> str:
-    """Return why Theano must not be linked to a library; if it may, load the library and return an empty string.
+    """Return why Theano must not be linked to a library; if there is no reason, load it and return an empty string.
 
-    A library that the user has named is tried in a forked process first: MKL ends the process if a part of it is
-    missing.
+    If the user has named the library, it is tried in a forked process first, because MKL ends the process if a part of
+    it is missing.
     """
     if not candidate.flags:
         return "its path holds white space or a comma, at which Theano and the compiler split flags"
@@ -119,9 +119,9 @@ def _processor(path: str) -> bytes:
 
 
 def candidates(cxx: str, choice: str = "any") -> Iterator[Candidate]:
-    """Yield the libraries of a choice: all but MKL for ``"any"``, the best one first.
+    """Yield the libraries of a choice, the best first. ``"any"`` means all except MKL.
 
-    Theano itself adds a run path for ``-L``. Neither is used for the system's folders: they would precede this Python's
+    Theano adds a run path for each ``-L``. For the system's folders neither is used: they would precede this Python's
     folders, and some contain another libpython.
     """
     if choice in ("any", "scipy-openblas32"):
@@ -130,8 +130,8 @@ def candidates(cxx: str, choice: str = "any") -> Iterator[Candidate]:
         own = os.path.join(sys.prefix, "lib", "libopenblas.so")
         if os.path.exists(own):
             yield Candidate(link_flags(own), own)
-        # The compiler prints the path of the file that -lopenblas would link, or the bare name if there is none. The
-        # library is also loaded by its bare name, to check that the loader will find it by itself.
+        # The compiler prints the path of the file that -lopenblas would link, or only the name if there is none. The
+        # library is also loaded by its name, to check that the loader finds it without a path.
         name = "libopenblas.so"
         try:
             command = [cxx, "-print-file-name=" + name]
@@ -161,8 +161,8 @@ def link_flags(library: str, prefix: str = "") -> str:
     """Return the flags that link a library file, such as ``-L/a/b -lc`` for ``/a/b/libc.so``.
 
     If its symbols have a prefix, the flags include the header that maps the standard names to them. Return an empty
-    string if the path contains white space, at which Theano would split the flags, or a comma, at which the compiler
-    splits flags for the linker.
+    string if the path contains white space or a comma: Theano splits flags at white space, and the compiler splits
+    flags for the linker at commas.
     """
     if "," in library:
         return ""
@@ -179,7 +179,7 @@ def link_flags(library: str, prefix: str = "") -> str:
 def offer_blas(configdefaults: Any) -> None:
     """Make `find_blas` the default of ``theano.config.blas.ldflags``, with Theano's own default as fallback.
 
-    A default yields to any choice that the user makes in one of Theano's ways.
+    Any setting by the user, in one of Theano's ways, takes precedence over the default.
 
     Parameters
     ----------
@@ -191,16 +191,16 @@ def offer_blas(configdefaults: Any) -> None:
     theanos_own = parameter.default
     parameter.default = lambda: find_blas(config.cxx) or theanos_own()
     if parameter.is_default and getattr(parameter, "val", None) == "":
-        # Theano has searched already, and found none
+        # Theano has already searched for a BLAS, and found none
         config.blas.ldflags = find_blas(config.cxx)
 
 
 def refuse_unfit_blas() -> None:
-    """Have ``theano.config.blas.ldflags`` reject flags of a BLAS with which Theano would compute wrong results.
+    """Have ``theano.config.blas.ldflags`` reject a BLAS with which Theano would compute wrong results.
 
-    Each value is tried when it is set, in whatever way; the first one, which the user may have given, is tried now.
-    Refused flags are replaced by those that `find_blas` returns. Flags that cannot be linked stay, with a warning.
-    Theano must have been imported; calling this again does nothing.
+    The present value is tried now, and each later one when it is set. Rejected flags are replaced by those that
+    `find_blas` returns. Flags that cannot be linked stay, with a warning. Theano must have been imported; calling this
+    again does nothing.
     """
     from theano import config
 
@@ -212,7 +212,7 @@ def refuse_unfit_blas() -> None:
 
     @replacement
     def filter(value: Any) -> str:
-        """Convert a value as Theano does, and replace it if it is unfit."""
+        """Convert a value as Theano does, and replace it if the BLAS gives wrong results."""
         flags = str(theanos_own(value))
         if not flags.strip() or flags in found or not config.cxx or not sys.platform.startswith("linux"):
             return flags
@@ -225,7 +225,7 @@ def refuse_unfit_blas() -> None:
 
 
 def _fit(flags: str, cxx: str) -> str:
-    """Return these flags, or others in their place."""
+    """Return these flags, or those of another BLAS if this one gives wrong results."""
     linked = try_blas(flags)
     if not linked.objection:
         if linked.trouble:

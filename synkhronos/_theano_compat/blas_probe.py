@@ -1,9 +1,9 @@
-"""Try the routines of a BLAS that Theano's C code calls, in a forked process, linked by Theano's own command.
+"""Test, in a forked process, the BLAS routines that Theano's C code calls, linked by Theano's own command.
 
-A BLAS that crashes, or ends the process as MKL does if a part is missing, does so in the fork. Libraries that this
-process has loaded already stay loaded there, and may help the loader to find others.
+If a BLAS crashes, or ends the process as MKL does if a part of it is missing, it does so in the fork. Libraries that
+this process has already loaded are also loaded there, and may help the loader to find others.
 
-`link` uses Theano's own functions to make the command, because Theano's handling of ``blas.ldflags`` is special: it
+`link` uses Theano's own functions to make the command, because Theano handles ``blas.ldflags`` in a special way. It
 splits flags at white space, even within quotes; removes quotes around a flag; rejects ``-I`` and flags of fewer than
 three characters; lists the folders of ``-L``; and puts libraries after all other flags.
 """
@@ -27,10 +27,10 @@ from typing import Any, NamedTuple, NoReturn
 
 # -- routines
 
-#: Routines of levels 1 to 3 that Theano's C code calls by these names.
+#: Names of the routines of levels 1 to 3 that Theano's C code calls.
 SYMBOLS = ("sdot_", "ddot_", "sgemv_", "dgemv_", "sger_", "dger_", "sgemm_", "dgemm_")
 
-#: Name of the table in a linked module that holds the addresses of `SYMBOLS`, as resolved by compiler and loader.
+#: Name of the table, in a linked module, with the addresses of `SYMBOLS` as resolved by the linker and the loader.
 TABLE = "synkhronos_blas"
 
 _N = 8
@@ -40,14 +40,14 @@ _MATRIX = [float(i * 7 % 5 - 1) for i in range(_N * _N)]  # in column-major orde
 def load(library: str, prefix: str = "") -> dict[str, int]:
     """Load a BLAS.
 
-    Loading it also lets threadpoolctl see it before Theano's first compiled module needs it.
+    Afterwards threadpoolctl can detect it, even before Theano's first compiled module needs it.
 
     Parameters
     ----------
     library : str
-        A path, or a bare file name that the loader looks for.
+        A path, or a file name for which the loader searches.
     prefix : str
-        Prefix of its symbols' names.
+        Prefix of the names of its symbols.
 
     Returns
     -------
@@ -57,7 +57,7 @@ def load(library: str, prefix: str = "") -> dict[str, int]:
     Raises
     ------
     OSError
-        If it cannot be loaded, or lacks one of them; the text is shown to the user.
+        If it cannot be loaded, or does not have one of the symbols; the text is shown to the user.
     """
     blas = ctypes.CDLL(library)
     for symbol in SYMBOLS:
@@ -67,16 +67,22 @@ def load(library: str, prefix: str = "") -> dict[str, int]:
 
 
 def load_table(module: str) -> dict[str, int]:
-    """Load a module that was linked to a BLAS; returns and raises as `load`."""
+    """Load a module that was linked to a BLAS; return the addresses as `load` does.
+
+    Raises
+    ------
+    OSError
+        If it cannot be loaded.
+    """
     addresses = (ctypes.c_void_p * len(SYMBOLS)).in_dll(ctypes.CDLL(module), TABLE)
     return {symbol: address or 0 for symbol, address in zip(SYMBOLS, addresses)}
 
 
 def objection(routines: Mapping[str, int]) -> str:
-    """Return why Theano must not be linked to a BLAS; empty if it may.
+    """Return why Theano must not be linked to a BLAS; an empty string if there is no reason.
 
-    Its integers must have 32 bits, and it must overwrite memory whatever its contents, NaN included: Theano passes
-    memory that was never written. (Theano has its own check for that, whose C code lacks a parenthesis.)
+    Its integers must have 32 bits. It must overwrite output memory whatever it contains, even NaN, because Theano
+    passes uninitialized memory. (Theano has its own check for this, but its C code lacks a parenthesis.)
 
     Parameters
     ----------
@@ -97,10 +103,11 @@ def objection(routines: Mapping[str, int]) -> str:
 
 
 def _elements_seen(ddot: int, little: bool) -> float:
-    """Return the length of vectors that ``ddot`` sees: `_N` for one width of integers, and none for the other.
+    """Return the vector length that ``ddot`` reads: `_N` for one width of its integers, and 0 for the other.
 
-    The 64 bits at that address are ``_N - 2**32``, a negative number, in little-endian order, where their first half is
-    `_N`; in the other order they are `_N`, and their first half is 0. Neither width reads beyond the vectors.
+    In little-endian order the 64 bits at the address are ``_N - 2**32``, a negative number, and their first half is
+    `_N`. In big-endian order they are `_N`, and their first half is 0. With either width, ``ddot`` does not read beyond
+    the vectors.
     """
     size, step = ctypes.c_int64(_N - 2**32 if little else _N), ctypes.c_int64(1)
     ones = (ctypes.c_double * _N)(*[1.0] * _N)
@@ -109,7 +116,7 @@ def _elements_seen(ddot: int, little: bool) -> float:
 
 
 def _multiplies(routines: Mapping[str, int]) -> bool:
-    """Return whether products of a matrix, its transpose and two matrices are right, and overwrite NaN."""
+    """Return whether matrix-vector products (also transposed) and matrix products are correct, and overwrite NaN."""
     size, step = ctypes.c_int(_N), ctypes.c_int(1)
     zero, one = ctypes.c_double(0.0), ctypes.c_double(1.0)
     matrix = (ctypes.c_double * len(_MATRIX))(*_MATRIX)
@@ -136,7 +143,7 @@ class _Symbol(ctypes.Structure):
 
 
 def file_of(address: int) -> str:
-    """Return the file that a routine was loaded from."""
+    """Return the file from which a routine was loaded; an empty string if it is unknown."""
     symbol = _Symbol()
     found = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(symbol))
     return symbol.file.decode(errors="replace") if found else ""
@@ -144,7 +151,7 @@ def file_of(address: int) -> str:
 
 # -- trial in a forked process
 
-_PROBE_SECONDS = 60  # time limit to load and call a BLAS, on a busy machine
+_PROBE_SECONDS = 60  # time limit for loading and calling a BLAS on a busy machine
 
 
 class Linked(NamedTuple):
@@ -153,11 +160,11 @@ class Linked(NamedTuple):
     Attributes
     ----------
     trouble : str
-        Why Theano's modules cannot be linked to it, do not load, or crash in it; empty if they work.
+        Why Theano's modules cannot be linked to it, cannot be loaded, or crash in it; empty if they work.
     objection : str
-        Why Theano must not compute with it.
+        Why Theano must not compute with it; empty if there is no reason.
     file : str
-        The file whose matrix products are called.
+        The file that contains the routine for matrix products.
     """
 
     trouble: str = ""
@@ -178,7 +185,7 @@ def try_blas(flags: str) -> Linked:
     from theano import config
 
     try:
-        # the folder of Theano's own modules, because other file systems may be mounted with noexec
+        # use the folder of Theano's own modules, because other file systems may be mounted with noexec
         with tempfile.TemporaryDirectory(prefix="synkhronos_", dir=config.base_compiledir) as folder:
             module = link(flags, folder)
             return try_routines(lambda: load_table(module))
@@ -187,12 +194,12 @@ def try_blas(flags: str) -> Linked:
 
 
 def try_routines(load: Callable[[], dict[str, int]]) -> Linked:
-    """Load a BLAS, and call its routines, in a fork of this process.
+    """Load a BLAS and call its routines in a fork of this process.
 
     Parameters
     ----------
     load : callable
-        Loads it, and returns the addresses of `SYMBOLS` or raises an `OSError`.
+        ``load()`` loads the BLAS. It returns the addresses of `SYMBOLS`, or raises an `OSError`.
     """
     reading, writing = os.pipe()
     child = 0
@@ -223,7 +230,7 @@ def try_routines(load: Callable[[], dict[str, int]]) -> Linked:
 
 
 def _answer(load: Callable[[], dict[str, int]], writing: int) -> NoReturn:
-    """In a fork: try a BLAS, and write each result as a line as soon as it is known."""
+    """Test a BLAS, in a fork; write each result as a line as soon as it is known."""
 
     def report(**facts: str) -> None:
         os.write(writing, f"{json.dumps(facts)}\n".encode())
@@ -242,7 +249,7 @@ def _answer(load: Callable[[], dict[str, int]], writing: int) -> NoReturn:
 
 
 def _listen(reading: int) -> str:
-    """Return the output of a fork until it ends or the time is over."""
+    """Return the output of a fork until it ends or the time limit is reached."""
     output = b""
     ready = select.poll()
     ready.register(reading)
@@ -255,7 +262,7 @@ def _listen(reading: int) -> str:
 
 
 def _end(child: int) -> int:
-    """Kill a fork that has not ended, remove files that Intel's OpenMP leaves, and return the fork's exit status."""
+    """Kill a fork if it has not ended, remove files that Intel's OpenMP leaves, and return the fork's exit status."""
     status = 0
     with contextlib.suppress(ProcessLookupError, ChildProcessError):  # the program may reap all its children itself
         os.kill(child, signal.SIGKILL)
@@ -267,7 +274,7 @@ def _end(child: int) -> int:
 
 # -- linking
 
-#: Modules whose functions make the command: Theano's and PyTensor's.
+#: Modules of Theano and of PyTensor whose functions make the command.
 _THEANO = ("theano", "theano.gof.cmodule", "theano.tensor.blas")
 _PYTENSOR = ("pytensor", "pytensor.link.c.cmodule", "pytensor.tensor.blas._core")
 
@@ -275,7 +282,7 @@ _LINK_SECONDS = 120  # time limit for the compiler, on a busy machine
 
 
 def link(flags: str, folder: str) -> str:
-    """Link a module that holds the addresses of a BLAS's routines, by the command that Theano would use.
+    """Link a module with the addresses of a BLAS's routines, by the command that Theano would use.
 
     Parameters
     ----------
@@ -347,7 +354,7 @@ def _command(flags: str, source: str, module: str) -> list[str]:
 
 
 def _unknown_flag(flags: str) -> str:
-    """Return which flag Theano does not accept, and why."""
+    """Return a message that says which flag Theano does not accept, and why."""
     bare = [flag[1:-1] if flag[0] in "'\"" and flag[0] == flag[-1] else flag for flag in flags.split()]
     wrong = next((flag for flag in bare if len(flag) < 3 or flag[0] != "-" or flag.startswith("-I")), flags)
     if wrong.startswith("-I"):
@@ -358,7 +365,7 @@ def _unknown_flag(flags: str) -> str:
 
 
 def _said(output: str, flags: str) -> str:
-    """Return the complaints of compiler and linker, without the lines that accompany every error."""
+    """Return the error messages of compiler and linker, without the lines that accompany every error."""
     lines = [re.sub(r"^(?:\S*/)?ld(?:\.\w+)?: ", "", line.strip()) for line in output.splitlines()]
     relevant = [line for line in lines if line and not line.startswith(("collect2:", "compilation terminated"))]
     for name in re.findall(r"cannot find -l([\w.+-]+)", output):
@@ -369,7 +376,7 @@ def _said(output: str, flags: str) -> str:
 
 
 def _hints(name: str, flags: str) -> list[str]:
-    """Return reasons why -l did not find a library in the folders of -L, which the linker does not explain."""
+    """Return reasons, which the linker does not give, why -l did not find a library in the folders of -L."""
     hints = []
     for folder in re.findall(r"(?:^|\s)-L(\S+)", flags):
         for file in sorted(glob.glob(os.path.join(glob.escape(folder), f"lib{name}.so*")), key=len):

@@ -1,29 +1,29 @@
-// Correlations of images with filters, and both gradients, without copying the windows of each image first: as sums of
-// image[rows[r] + columns[k]] * panel[k][v] over k, which sums.h computes.
+// Correlations of images with filters, and both gradients, without copying the windows of each image (im2col). They are
+// sums of image[rows[r] + columns[k]] * panel[k][v] over k, which sums.h computes.
 //
-// Forward, rows are pixels of the output, columns are taps of the filters, and neighbors (v) are filters. For the
-// gradient with respect to the weights, rows and columns are exchanged. For the gradient with respect to the images,
-// columns are filters, neighbors are channels, and the sums of each tap are added where the tap has read.
+// Forward, rows (r) are pixels of the output, columns (k) are taps of the filters, and neighbors (v) are filters. For
+// the gradient with respect to the weights, rows are taps and columns are pixels. For the gradient with respect to the
+// images, columns are filters and neighbors are channels; the sums of each tap are added to the pixels that it reads.
 #ifndef SYNKHRONOS_CONVOLUTION
 #define SYNKHRONOS_CONVOLUTION
 
 namespace synkhronos {
 
-// One axis of a correlation: `in` elements with `before` and `behind` zeros around them, a filter of `taps` elements,
-// `out` results.
+// One axis of a correlation: `in` elements, padded by `before` and `behind` zeros; a filter of `taps` elements; `out`
+// results.
 struct Axis {
     int in, before, behind, taps, out, stride, dilation;
 };
 
-// The distance of channels, in elements.
+// The distance between channels, in elements: an odd multiple of a cache line.
 template <typename T>
 static int channel_step(int area) {
     enum { LINE = 64 / sizeof(T) };
     return (rounded(area, LINE) / LINE | 1) * LINE;
 }
 
-// Images with zeros around them. The distance of channels is an odd multiple of a cache line, because with a power of
-// two they would use few sets of the cache.
+// Images padded with zeros. The distance between channels is an odd multiple of a cache line, because channels at a
+// distance of a power of two would use only few sets of the cache.
 template <typename T>
 struct Padded {
     int images, channels, width, area, step;
@@ -43,7 +43,7 @@ struct Padded {
     }
 };
 
-// Positions of elements, followed by ROWS more, because `multiply` rounds the number of rows up.
+// Positions of elements, followed by ROWS dummy positions, because `multiply` rounds the number of rows up.
 struct Positions {
     int n;
     Scratch<int> data;
@@ -64,14 +64,14 @@ struct Correlation {
     int pixels() const { return y.out * x.out; }
     size_t image_in() const { return (size_t)channels * y.in * x.in; }
     size_t image_out() const { return (size_t)filters * pixels(); }
-    // The number of images that are processed together, so that small images fill the registers and reuse the weights.
+    // The number of images to process together, so that small images fill the registers and reuse the weights.
     int together(size_t bytes) const {
         int n = std::min(images, (CHUNK + pixels() - 1) / pixels());
         return std::max(1, (int)std::min((size_t)n, ((size_t)1 << 20) / bytes));
     }
 };
 
-// The position that the first tap reads, for each pixel of each image.
+// Adds the position that the first tap reads, for each pixel of each image.
 template <typename T>
 static void add_pixels(Positions &pixels, const Padded<T> &image, const Axis &y, const Axis &x) {
     for (int b = 0; b < image.images; b++)
@@ -81,7 +81,7 @@ static void add_pixels(Positions &pixels, const Padded<T> &image, const Axis &y,
     pixels.finish(0);
 }
 
-// The distance of each tap's position from the first tap's.
+// Adds the offset of each tap from the first tap.
 template <typename T>
 static void add_taps(Positions &taps, const Padded<T> &image, const Axis &y, const Axis &x) {
     for (int c = 0; c < image.channels; c++)
@@ -96,7 +96,7 @@ static void add_lines(Positions &lines, int n) {
     lines.finish(n);
 }
 
-// Computes the output of all images; false if there is no memory.
+// Computes the output of all images; returns false if memory is short.
 template <typename T>
 static bool forward(const Correlation &of, const T *images, const T *weights, T *out) {
     enum { WIDTH = Kind<T>::WIDTH };
@@ -126,7 +126,7 @@ static bool forward(const Correlation &of, const T *images, const T *weights, T 
                     multiply<T>(image.data.data, pixels.data.data + first, last - first, taps.data.data + k,
                                 std::min((int)DEPTH, n_taps - k), panel + (size_t)k * WIDTH, used, tile, lines.data.data,
                                 k == 0);
-                for (int p = first, end; p < last; p = end) {  // the pixels of one image at a time
+                for (int p = first, end; p < last; p = end) {  // pixels of one image at a time
                     end = std::min(last, (p / n_pixels + 1) * n_pixels);
                     turn<T>(tile + (p - first) * WIDTH, WIDTH, end - p, used,
                             out + (n + p / n_pixels) * of.image_out() + (size_t)f * n_pixels + p % n_pixels, n_pixels);
@@ -137,8 +137,8 @@ static bool forward(const Correlation &of, const T *images, const T *weights, T 
     return true;
 }
 
-// Computes the gradient with respect to the weights; sums over the pixels of a group of images are added to those of
-// the groups before.
+// Computes the gradient with respect to the weights; returns false if memory is short. The sums over the pixels of each
+// group of images are added to those of earlier groups.
 template <typename T>
 static bool weights_gradient(const Correlation &of, const T *images, T *weights, const T *out) {
     enum { WIDTH = Kind<T>::WIDTH };
@@ -173,8 +173,8 @@ static bool weights_gradient(const Correlation &of, const T *images, T *weights,
     return true;
 }
 
-// Computes the gradient with respect to the images: each tap's sums over the filters are added to the pixels that it
-// has read. A line of `sums` is a pixel of a padded image, with WIDTH channels at a time.
+// Computes the gradient with respect to the images; returns false if memory is short. Each tap's sums over the filters
+// are added to the pixels that it reads. A line of `sums` is a pixel of a padded image, with WIDTH channels at a time.
 template <typename T>
 static bool images_gradient(const Correlation &of, T *images, const T *weights, const T *out) {
     enum { WIDTH = Kind<T>::WIDTH };
@@ -192,7 +192,7 @@ static bool images_gradient(const Correlation &of, T *images, const T *weights, 
     for (int b = 0; b < image.images; b++)
         for (int i = 0; i < of.y.out; i++)
             for (int j = 0; j < of.x.out; j++) lines.add(b * area + i * of.y.stride * width + j * of.x.stride);
-    lines.finish(image.images * area);  // the lines of surplus rows lie behind all images, and are not read
+    lines.finish(image.images * area);  // dummy rows add to lines after all images, which are not read
     for (int f = 0; f < of.filters; f++) filters.add(f * image.step);
     for (int k = 0; k < of.kernel(); k++)
         for (int f = 0; f < of.filters; f++)
@@ -224,13 +224,13 @@ static bool images_gradient(const Correlation &of, T *images, const T *weights, 
     return true;
 }
 
-// Whether an array has a type and four sizes.
+// Returns whether an array has the given type and four sizes.
 static bool has(PyArrayObject *array, int type, npy_intp n, npy_intp m, npy_intp height, npy_intp width) {
     const npy_intp sizes[] = {n, m, height, width};
     return PyArray_NDIM(array) == 4 && PyArray_TYPE(array) == type && PyArray_CompareLists(PyArray_DIMS(array), sizes, 4);
 }
 
-// The number of bytes of scratch memory for one image.
+// Returns the number of bytes of scratch memory for one image.
 template <typename T>
 static size_t scratch_bytes(const Correlation &of, int direction) {
     enum { WIDTH = Kind<T>::WIDTH };
@@ -242,16 +242,17 @@ static size_t scratch_bytes(const Correlation &of, int direction) {
     return n * sizeof(T);
 }
 
-// Computes the array that `direction` names (0: top, 1: weights, 2: bottom), which is contiguous, from the two others.
-// Returns 1; or -1 with an exception; or 0 if the sizes do not match or are too large, nothing is to be computed,
-// memory is short, or scratch memory would take much more than copied windows.
+// Computes one array from the two others: top (direction 0), weights (1) or bottom (2). The computed array must be
+// contiguous. Returns 1 on success, and -1 with an exception set on failure. Returns 0 to use Theano's code instead: if
+// the sizes do not match or are too large, there is nothing to compute, memory is short, or scratch memory would take
+// much more than copied windows.
 template <typename T>
 static int correlate_arrays(PyArrayObject *bottom, PyArrayObject *weights, PyArrayObject *top, int type, int direction,
                             Axis y, Axis x) {
     if (PyArray_NDIM(bottom) != 4 || PyArray_NDIM(weights) != 4) return 0;
     npy_intp n = PyArray_DIM(bottom, 0), channels = PyArray_DIM(bottom, 1), filters = PyArray_DIM(weights, 0);
     npy_intp sizes[] = {PyArray_DIM(bottom, 2), PyArray_DIM(bottom, 3), PyArray_DIM(weights, 2), PyArray_DIM(weights, 3)};
-    const npy_intp most = 1 << 28, longest = 1 << 14;  // elements of an image, and of an axis: positions must be ints
+    const npy_intp most = 1 << 28, longest = 1 << 14;  // elements of an image, and of an axis; positions are ints
     for (int i = 0; i < 4; i++)
         if (sizes[i] < 1 || sizes[i] > longest) return 0;
     Axis *axes[] = {&y, &x};

@@ -1,7 +1,7 @@
 // Pooling over adjacent windows of D x H x W elements, on the last three axes of n images.
 //
-// An output is computed from its window's elements one after the other, row by row, as in Theano, so that it is the
-// same to the bit; neighboring outputs are computed together, in loops that compilers vectorize.
+// An output is computed from the elements of its window one after the other, row by row, as in Theano. So it is bitwise
+// the same. Neighboring outputs are computed together, in loops that compilers vectorize.
 #ifndef SYNKHRONOS_POOLING
 #define SYNKHRONOS_POOLING
 
@@ -11,7 +11,8 @@ struct Images {
     npy_intp n, in[3], out[3];
 };
 
-// Calls `row(input row, output row, is the window's first row, is its last row, number of the window's rows)`.
+// Calls `row(in, out, first, last, rows)` for each row of each window: the offsets of the input row and of the output
+// row, whether the row is the first and the last one of the window, and the number of rows of the window.
 template <int D, int H, class Row>
 static void for_each_row(const Images &images, Row row) {
     const npy_intp *in = images.in, *out = images.out;
@@ -28,7 +29,7 @@ static void for_each_row(const Images &images, Row row) {
             }
 }
 
-// Executes BEFORE, EACH for each element, and AFTER for the windows of a row: full windows, then one cut by the border.
+// For each window in a row, executes BEFORE, EACH for each element, and AFTER. The border may cut the last window.
 #define SYNKHRONOS_WINDOWS(BEFORE, EACH, AFTER)                      \
     npy_intp whole = std::min(images.out[2], images.in[2] / W);      \
     for (npy_intp j = 0; j < whole; j++) {                           \
@@ -75,7 +76,7 @@ struct Pooling {
         });
     }
 
-    // The gradient goes to all elements that equal the maximum.
+    // All elements that equal the maximum get the gradient, as in Theano.
     static void max_grad(const Images &images, const T *__restrict__ x, const T *__restrict__ z,
                          const T *__restrict__ gz, T *__restrict__ gx) {
         for_each_row<D, H>(images, [&](npy_intp in, npy_intp out, bool, bool, npy_intp) {
@@ -120,7 +121,7 @@ struct Pooling {
     }
 };
 
-// Computes the sizes of inputs and outputs, with windows on the last `nd` axes; false if an axis is empty.
+// Computes the sizes of inputs and outputs, with windows on the last `nd` axes; returns false if an axis is empty.
 static bool measure(PyArrayObject *x, int nd, const int *window, bool ignore_border, Images &images) {
     int others = PyArray_NDIM(x) - nd;
     images.n = 1;
@@ -144,7 +145,7 @@ static bool is_pooled(PyArrayObject *z, PyArrayObject *x, int nd, const Images &
     return true;
 }
 
-// Provides an array for a result, with the type and the other axes of `x`; reuses the existing array if it fits.
+// Allocates an array for a result, with the type and the other axes of `x`, or reuses the existing array if it fits.
 static bool make(PyArrayObject **result, PyArrayObject *x, int nd, const npy_intp *sizes) {
     npy_intp shape[NPY_MAXDIMS];
     int ndim = PyArray_NDIM(x);
@@ -157,7 +158,7 @@ static bool make(PyArrayObject **result, PyArrayObject *x, int nd, const npy_int
     return *result != NULL;
 }
 
-// C-contiguous operands, for as long as this lives.
+// Owns C-contiguous versions of the operands.
 template <int N>
 struct Operands {
     PyArrayObject *arrays[N];
@@ -177,7 +178,7 @@ struct Operands {
     }
 };
 
-// Fills the gradient with zeros if rows or columns after the last window get none.
+// Fills the gradient with zeros if there are rows or columns after the last window, which get no gradient.
 static void clear_border(const Images &images, const int *window, PyArrayObject *gx) {
     for (int i = 0; i < 3; i++)
         if (images.out[i] * window[i] < images.in[i]) PyArray_FILLWBYTE(gx, 0);

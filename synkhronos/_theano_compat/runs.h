@@ -1,4 +1,4 @@
-// Arrays whose last axes are runs of neighbors.
+// Arrays whose last axes are contiguous runs.
 #ifndef SYNKHRONOS_RUNS
 #define SYNKHRONOS_RUNS
 
@@ -14,7 +14,7 @@ static inline bool side_by_side(PyArrayObject *x, int first) {
     return true;
 }
 
-// An array, or a copy of it if its runs are not contiguous; without memory `array` is 0, and an exception is set.
+// Owns an array, or a copy of it if its runs are not contiguous. If memory is short, `array` is 0 and an exception set.
 struct SideBySide {
     PyArrayObject *array;
     SideBySide(PyArrayObject *x, int first) : array(x) {

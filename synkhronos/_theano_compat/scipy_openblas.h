@@ -1,6 +1,6 @@
-// Standard names of the BLAS for scipy-openblas32, whose symbols have a prefix.
-// The flags of `find_blas` include this header in every C++ module of Theano's that is linked to it. The pragma renames
-// the symbols of functions that are declared later in the module with C linkage.
+// Maps the standard names of BLAS routines to those of scipy-openblas32, whose symbols have a prefix.
+// The flags of `find_blas` include this header in every C++ module of Theano that is linked to it. The pragma renames
+// the symbols of functions with C linkage that are declared later in the module.
 #pragma once
 
 #define SYNKHRONOS_PRAGMA(...) _Pragma(#__VA_ARGS__)

@@ -1,10 +1,11 @@
-// Sums over the first axes of an array, its last ones, or both: of [before][kept][behind] over `before` and `behind`.
+// Sums over the first axes of an array, its last axes, or both: of an array [before][kept][behind] over `before` and
+// `behind`.
 #ifndef SYNKHRONOS_SUMMATION
 #define SYNKHRONOS_SUMMATION
 
 namespace synkhronos {
 
-// Computes sixteen interleaved sums, because a single one would wait for each addition.
+// Computes sixteen interleaved sums, because in a single sum each addition waits for the one before.
 template <typename T, typename Sum>
 static inline Sum sum_of_run(const T *__restrict__ x, npy_intp n) {
     Sum sums[16] = {}, rest = 0;
@@ -17,7 +18,7 @@ static inline Sum sum_of_run(const T *__restrict__ x, npy_intp n) {
     return sums[0] + rest;
 }
 
-// Sums of elements that are added in order, some at a time.
+// Accumulator for the elements of an array, which are added in order, some at a time.
 template <typename T, typename Sum>
 class Sums {
    public:
@@ -47,8 +48,8 @@ class Sums {
             }
     }
 
-    // Provides an array for the sums in `out`; reuses the existing one if it fits. False, with an exception, if memory
-    // is short.
+    // Allocates an array for the sums in `out`, or reuses the existing one if it fits. Returns false, with an exception
+    // set, if memory is short.
     bool make(PyArrayObject **out, int type) const {
         if (sums && *out && PyArray_NDIM(*out) == n_kept && PyArray_TYPE(*out) == type && PyArray_ISCARRAY(*out) &&
             PyArray_CompareLists(PyArray_DIMS(*out), shape, n_kept))
@@ -65,7 +66,7 @@ class Sums {
     }
 
    private:
-    npy_intp kept, behind, place, done;  // `done` elements of the sum at `place` were added
+    npy_intp kept, behind, place, done;  // `done` elements have been added to the sum at `place`
     const npy_intp *shape;
     int n_kept;
     Sum *sums;

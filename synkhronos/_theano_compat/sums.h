@@ -1,5 +1,5 @@
-// Sums of products in registers: over k, of image[rows[r] + columns[k]] * panel[k][v], for a few rows r at a time and
-// for vectors of neighbors v.
+// Sums of products in registers: image[rows[r] + columns[k]] * panel[k][v] summed over k, for a few rows r at a time
+// and vectors of neighbors v.
 #ifndef SYNKHRONOS_SUMS
 #define SYNKHRONOS_SUMS
 
@@ -12,14 +12,14 @@ enum { BYTES = 32, ROWS = 6 };
 #else
 enum { BYTES = 16, ROWS = 6 };
 #endif
-// DEPTH: columns whose part of a panel stays in the first-level cache; CHUNK: rows whose sums stay there.
+// DEPTH: number of columns whose part of a panel stays in the first-level cache; CHUNK: number of rows whose sums do.
 enum { HALF = ROWS / 2, DEPTH = 128, CHUNK = 96 };
 
 template <typename T, typename Integer>
 struct Vectors {
     typedef T vector __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias));
     typedef Integer indexes __attribute__((vector_size(BYTES)));
-    enum { LANES = BYTES / sizeof(T), WIDTH = 2 * LANES };  // a line of a panel has two vectors
+    enum { LANES = BYTES / sizeof(T), WIDTH = 2 * LANES };  // a line of a panel is two vectors
 };
 template <typename T>
 struct Kind;
@@ -30,7 +30,7 @@ struct Kind<npy_double> : Vectors<npy_double, npy_int64> {};
 
 static inline int rounded(int n, int step) { return (n + step - 1) / step * step; }
 
-// Uninitialized memory; `data` is 0 if the allocation failed.
+// Uninitialized memory, aligned to 64 bytes; `data` is 0 if the allocation failed.
 template <typename T>
 struct Scratch {
     T *data;
@@ -46,7 +46,7 @@ struct Scratch {
     void operator=(const Scratch &);
 };
 
-// Adds the sums of R rows over n columns to `sums`, or stores them there (`put`): row r's in line lines[r].
+// Adds the sums of R rows over n columns to `sums`, or stores them there (`put`). Those of row r are in line lines[r].
 template <typename T, int R, int N>
 static inline void add_up(const T *__restrict__ image, const int *__restrict__ rows, const int *__restrict__ columns, int n,
                           const T *__restrict__ panel, T *__restrict__ sums, const int *__restrict__ lines, bool put) {
@@ -80,7 +80,8 @@ static inline void add_up(const T *__restrict__ image, const int *__restrict__ r
         }
 }
 
-// Does the same for many rows, rounded up to a multiple of HALF; only `used` neighbors of a line are needed.
+// Calls `add_up` for many rows, whose number is rounded up to a multiple of HALF. Only `used` neighbors of a line are
+// needed.
 template <typename T>
 static void multiply(const T *image, const int *rows, int n_rows, const int *columns, int n, const T *panel, int used,
                      T *sums, const int *lines, bool put) {
@@ -98,7 +99,7 @@ static void turn(const T *__restrict__ from, npy_intp from_step, int n, int m, T
     enum { LANES = Kind<T>::LANES };
     int i = 0;
 #if defined(__GNUC__) && !defined(__clang__)
-    // Squares of LANES x LANES: each step exchanges halves of pairs of lines, quarters, and so on.
+    // Transpose squares of LANES x LANES in log2(LANES) steps, each of which exchanges blocks between pairs of lines.
     typedef typename Kind<T>::vector V;
     typedef typename Kind<T>::indexes Indexes;
     for (; i + LANES <= n; i += LANES) {

@@ -1,8 +1,8 @@
-// The hyperbolic tangent as e / (e + 2) with e = exp(2 |x|) - 1, without branches, so that loops become vector code.
+// The hyperbolic tangent as e / (e + 2) with e = exp(2 |x|) - 1, without branches, so that compilers vectorize loops.
 //
-// e = 2^n (exp(r) - 1) + (2^n - 1) with 2 |x| = n ln 2 + r and |r| <= ln(2) / 2; exp(r) - 1 is its Taylor series. The
-// library's function is used if the compiler may reorder sums, which would undo the rounding, and on GPUs, whose code
-// includes this text, too.
+// e = 2^n (exp(r) - 1) + (2^n - 1) with 2 |x| = n ln 2 + r and |r| <= ln(2) / 2; exp(r) - 1 is computed by its Taylor
+// series. The C library's function is used if the compiler may reorder sums, which would remove the rounding step, and
+// in code for GPUs, which also includes this text.
 #ifndef SYNKHRONOS_TANH
 #define SYNKHRONOS_TANH
 
@@ -14,13 +14,13 @@
 
 template <int DEGREE>
 static inline double synkhronos_tanh_by_exp(double x) {
-    const double round_off = 6755399441055744.0;  // 1.5 * 2^52: a number added to it is rounded to its last bits
+    const double round_off = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer, in the last bits
     const npy_int64 infinity = 0x7ff0000000000000, forty = 0x4044000000000000;  // as the bits of doubles
     double y = 2 * std::fabs(x);
     npy_int64 bits, of_x;
     std::memcpy(&bits, &y, sizeof bits);
     npy_int64 if_nan = -(npy_int64)(bits > infinity);
-    bits = bits > forty ? forty : bits;  // compared as integers, because comparisons of doubles may trap and branch
+    bits = bits > forty ? forty : bits;  // compare as integers, because comparisons of doubles may trap and branch
     std::memcpy(&y, &bits, sizeof bits);
     double shifted = y * 1.4426950408889634 + round_off, n = shifted - round_off;
     double r = y - n * 0.693147180369123816490 - n * 1.90821492927058770002e-10;
