@@ -108,7 +108,7 @@ class HierarchicalTransport(SharedMemoryTransport):
                 results = self._vote(small, brought, None if agreed is None else signature, between.fill_in)
             if agreed is None:
                 return None
-            if results is None:  # make the collective of the ranks, which wait in `_move`, fail by another signature
+            if results is None:  # the ranks of this node wait in `_move`: the other signature makes them return None
                 self._run_here([], _REFUSED)
                 return None
             directly = self._move(large, between, [self._back(*both) for both in zip(small, results)])
@@ -137,9 +137,9 @@ class HierarchicalTransport(SharedMemoryTransport):
         return np.empty((self._n_local if part.how.within is None else 1) * part.array.size, part.how.dtype)
 
     def _back(self, part: Bucket, result: np.ndarray | None) -> Part:
-        """Return the collective that broadcasts a result from the leader to the ranks of this node.
+        """Return the part of a collective that broadcasts a result from the leader to the ranks of this node.
 
-        It is an all-gather to which only the leader contributes elements. On other ranks, ``result`` is ``None``.
+        The part is an all-gather to which only the leader contributes elements. On other ranks, ``result`` is ``None``.
         """
         length = sum(part.how) if isinstance(part.how, list) else part.array.size
         sizes = [length * (rank == self._leader) for rank in range(self._n_local)]
@@ -217,7 +217,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         between : Pieces or None
             Exchange with the other leaders; ``None`` on ranks other than the leader.
         now : list of Part
-            Collectives of this node for the first turn: they distribute the results of the small arrays.
+            Parts of the first turn's collective that distribute the results of the small arrays.
 
         Returns
         -------

@@ -1,22 +1,21 @@
 """Communication between node leaders over MPI: messages, votes, exchanges of arrays, and aborts.
 
-Leaders vote before each exchange of arrays. Each sends a number, its word, to all others; they start the exchange only
-if all words are equal. At their first connection, leaders also compare the versions of the software that must be the
-same on all nodes.
+Leaders vote before each exchange of arrays. Each leader sends a number, called its word, to all others. They start the
+exchange only if all words are equal. At their first connection, leaders also compare the versions of the software that
+must be the same on all nodes.
 
 Invariants
 ----------
 * Only one thread calls MPI: the main thread of a leader, or, on the controller, the holder of the session's lock.
-* A leader never blocks in an MPI call. It polls for messages and checks its own process group, and sleeps in between
-  for
+* A leader never blocks in an MPI call. It polls for messages, checks its own process group, and sleeps in between, for
   increasing times.
 * Messages with large arrays use another communicator than those without, so that one may overtake the other. Orders are
   numbered. An order that arrives after a later one is dropped, because the controller no longer waits for it.
 * Commands are numbered, and a vote is identified by the number of its command and its own number. Votes and aborts of
   earlier commands are dropped.
 * Either all leaders enter an MPI collective, or none: each enters only after it has the votes of all others. A leader
-  may fail after it has voted and before it has all votes. It then takes part later, with arbitrary data, and the other
-  leaders do not use the result.
+  may fail after it has voted and before it has all votes. It then takes part later, with arbitrary data. The command
+  fails on its node, so the controller raises an error and discards the results of the command.
 """
 
 from __future__ import annotations
