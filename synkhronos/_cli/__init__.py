@@ -1,6 +1,6 @@
 """Command-line tools (``python -m synkhronos``): report what a node can compute with, and start programs on nodes.
 
-Nothing here imports Theano, NumPy or pygpu, or a module that does: these tools must help where those fail.
+No module here imports Theano, NumPy or pygpu, even indirectly, because these tools must work if those are broken.
 """
 
 from synkhronos._cli.info import examine

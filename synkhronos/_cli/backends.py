@@ -1,4 +1,7 @@
-"""The backend of programs here, and the packages that it needs: Theano on Python 3.9 to 3.11, PyTensor from 3.12 on."""
+"""The backend that programs use on this machine, and the packages that it needs.
+
+The default is Theano on Python 3.9 to 3.11, and PyTensor from Python 3.12 on.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ class Engine:
     title : str
         Its name in messages.
     packages : tuple
-        Packages that programs need: name, module, and requirement for pip.
+        Packages that programs need, each as (name, module, requirement for pip).
     inquiry : str
-        Source of the program that reports what the backend compiles with.
+        Source code of the program that reports the backend's compiler and BLAS.
     separator : str
-        Separator of the parts of its flags' names.
+        Separator in the names of its flags.
     has_gpus : bool
         Whether it supports GPUs.
     """
@@ -38,7 +41,7 @@ class Engine:
     has_gpus: bool
 
     def flag(self, name: str) -> str:
-        """Return the name of a flag, given as Theano's, such as ``"blas.ldflags"``."""
+        """Return the backend's name of a flag, given Theano's name, such as ``"blas.ldflags"``."""
         return name.replace(".", self.separator)
 
 
@@ -78,7 +81,10 @@ ENGINES = {
 
 
 def engine_of(environment: Mapping[str, str], search_path: Sequence[str]) -> Engine:
-    """Return the backend that a program would use: the environment's choice, the installed one, or pip's choice."""
+    """Return the backend that a program would use.
+
+    This is the one in ``SYNKHRONOS_ENGINE``; otherwise an installed one; otherwise the one that pip would install.
+    """
     asked = environment.get("SYNKHRONOS_ENGINE", "")
     if asked in ENGINES:
         return ENGINES[asked]

@@ -1,4 +1,4 @@
-"""Benchmark of the CPU: peak of the vector units, and speed and correctness of the backend's BLAS and of NumPy's."""
+"""CPU benchmark: peak rate of the vector units, and speed and correctness of the backend's BLAS and of NumPy's BLAS."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from synkhronos._cli.launcher import chosen_in
 from synkhronos._cli.probes import PRODUCT, Answer, ask, python
 from synkhronos._cli.report import OK, OPTIONAL, UNUSABLE, Part
 
-#: Program that multiplies and adds in registers alone, with the widest vectors that the compiler has for this processor
-#: (float32).
+#: Program that multiplies and adds float32 numbers in registers only, with the widest vectors that the compiler has for
+#: this processor.
 _PEAK = r"""
 #include <chrono>
 #include <cstdio>
@@ -49,7 +49,7 @@ int main() {
 }
 """
 
-#: OpenBLAS's sets of kernels, by the width of their vectors in bits; all other sets use 128.
+#: OpenBLAS's kernel sets, by the width of their vectors in bits; all other sets use 128 bits.
 _WIDTHS = {
     512: ("SkylakeX", "Cooperlake", "SapphireRapids"),
     256: ("Haswell", "Zen", "Excavator", "Sandybridge", "Bulldozer", "Piledriver", "Steamroller"),
@@ -57,7 +57,7 @@ _WIDTHS = {
 
 
 def peak_of_core(compiler: str, environment: Mapping[str, str]) -> float:
-    """Return the peak rate of one core's vector units in 10⁹ float32 operations/s; 0 if it cannot be measured."""
+    """Return the peak rate of one core's vector units in GFLOP/s (float32); 0 if it cannot be measured."""
     with tempfile.TemporaryDirectory() as folder:
         source, program = os.path.join(folder, "peak.cpp"), os.path.join(folder, "peak")
         with open(source, "w") as file:
@@ -69,12 +69,12 @@ def peak_of_core(compiler: str, environment: Mapping[str, str]) -> float:
 
 
 def width_of_kernels(kernels: str) -> int:
-    """Return the vector width, in bits, of a set of OpenBLAS's kernels, by its name."""
+    """Return the vector width in bits of an OpenBLAS kernel set, given its name."""
     return next((width for width, names in _WIDTHS.items() if kernels in names), 128)
 
 
 def width_of_processor(cpuinfo: str = "/proc/cpuinfo") -> int:
-    """Return the width in bits of this processor's widest vectors that OpenBLAS has kernels for; 0 if not x86."""
+    """Return the width in bits of the widest vectors of this processor for which OpenBLAS has kernels; 0 if not x86."""
     try:
         with open(cpuinfo) as file:
             found = re.search(r"^flags\s*:(.*)$", file.read(), re.MULTILINE)
@@ -91,12 +91,12 @@ _SLOWER = "NumPy's is called, which is slower"
 def blas_parts(
     answer: Answer, compiler: str, environment: Mapping[str, str], installed: bool, engine: Engine
 ) -> list[Part]:
-    """Describe the BLAS that the backend is linked to, and NumPy's; nothing if the backend cannot be imported.
+    """Return the parts for the backend's BLAS and NumPy's BLAS; an empty list if the backend cannot be imported.
 
     Parameters
     ----------
     answer : Answer
-        Answer of the backend's inquiry; its folder is removed here.
+        Answer of the backend's inquiry. The folder that it names is removed.
     compiler : str
         The C++ compiler; empty if none works.
     environment : mapping
@@ -123,9 +123,9 @@ def _engines(
     peak: float,
     engine: Engine,
 ) -> Part:
-    """Describe the library that the backend's modules are linked to, and whether it works.
+    """Return the part for the BLAS to which the backend's modules are linked.
 
-    The remedy depends on where the library was chosen.
+    The remedy depends on where the user has chosen the library.
     """
     name = engine.flag("blas.ldflags")
     flags, place = record.get("ldflags", ""), chosen_in(name, environment, engine.module)
@@ -163,7 +163,7 @@ def _numpys(environment: Mapping[str, str], peak: float) -> Part:
 def _part(
     name: str, product: Mapping[str, Any], peak: float, notes: list[str], environment: Mapping[str, str], remedy: str
 ) -> Part:
-    """Judge a measured product; the remedy applies to a library that another one can replace."""
+    """Return the part for a BLAS from its measured product; ``remedy`` is how to replace the library, if possible."""
     kernels = product.get("kernels") or ""
     version = " ".join(filter(None, (product.get("kind"), product.get("version"))))
     speed = f"{product['gflops']:.0f} GFLOP/s on one core"

@@ -1,15 +1,15 @@
-"""CUDA's libraries on a node: where they are, their versions, which of them go together, and links to them.
+"""Find CUDA libraries and their versions, select those that work together, and make links to them.
 
-Sources are wheels, conda, toolkits, drivers, and the loader's cache. Links are made in a private folder whose name is a
-hash of its contents, so runs with different contents do not disturb each other.
+The libraries are in wheels, conda, toolkits, drivers, and the loader's cache. Links are made in a private folder whose
+name is a hash of its contents, so that runs with different contents do not affect each other.
 
 Invariants
 ----------
-* This process loads no library, and no process makes a CUDA context. Libraries are asked for their versions in
-  processes of their own, so that a broken library, or one that needs another driver, gives an answer like any other.
-  `Finder` executes nothing but ``ldconfig``, to read the loader's cache.
-* A folder that another user owns, or could write to, is never used. A folder appears complete or not at all, and its
-  contents never change, because other contents have another name. It may be deleted whenever no program runs.
+* This process loads no library, and no process creates a CUDA context. Libraries report their versions in processes of
+  their own, so that a broken library, or one that needs another driver, does not affect this process. `Finder` executes
+  only ``ldconfig``, to read the loader's cache.
+* A folder that another user owns, or can write to, is never used. A folder is created atomically. Its contents never
+  change, because a folder with other contents has another name. It may be deleted whenever no program runs.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from synkhronos._cli.probes import ask, python
 
 # -- search for libraries
 
-#: Libraries that libgpuarray and Theano open as ``lib<name>.so``, with their titles.
+#: Libraries that libgpuarray and Theano open as ``lib<name>.so``, with their names in messages.
 NAMES = {"cuda": "CUDA driver", "nvrtc": "NVRTC", "cublas": "cuBLAS", "nccl": "NCCL", "cudnn": "cuDNN"}
 
-#: Prefixes of the names of files that a library opens from its own folder.
+#: Prefixes of the names of files that a library opens in its own folder.
 COMPANIONS = {
     "cuda": ("libcuda.so", "libnvidia-"),
     "nvrtc": ("libnvrtc",),
@@ -46,18 +46,18 @@ COMPANIONS = {
 
 
 class Finder:
-    """Search for libraries, in the order in which places are preferred.
+    """Searches for libraries, in preferred folders first.
 
     Parameters
     ----------
     environment : mapping
-        Environment variables; ``LD_LIBRARY_PATH``, ``CONDA_PREFIX``, ``CUDA_HOME`` and ``CUDA_PATH`` name places.
+        Environment variables, of which ``LD_LIBRARY_PATH``, ``CONDA_PREFIX``, ``CUDA_HOME`` and ``CUDA_PATH`` are used.
     search_path : sequence of str
-        The folders of Python packages, as in ``sys.path``; NVIDIA's wheels install there. Also an attribute.
+        The folders of Python packages, as in ``sys.path``, which contain NVIDIA's wheels. Also an attribute.
     root : str
-        The root of the system.
+        The root folder of the system.
     cache : str
-        The loader's cache.
+        The file of the loader's cache.
     """
 
     def __init__(
@@ -77,20 +77,20 @@ class Finder:
         self._names = {folder: os.listdir(folder) for folder in self._folders}
 
     def candidates(self, name: str) -> list[str]:
-        """Return the files that may be library ``name`` (of `NAMES`), the preferred place first.
+        """Return the files that may be library ``name`` (of `NAMES`), those in preferred folders first.
 
-        Links are resolved, duplicates removed, and files for another kind of processor left out.
+        Links are resolved. Duplicates, and files for another kind of processor, are left out.
         """
         pattern = re.compile(rf"lib{name}\.so(\.\d+)*")
         found = []
         for folder in self._folders:
-            if os.path.basename(folder) != "stubs":  # stubs serve for linking only
+            if os.path.basename(folder) != "stubs":  # stubs are for linking only
                 names = sorted(file for file in self._names[folder] if pattern.fullmatch(file))
                 found += [os.path.realpath(os.path.join(folder, file)) for file in names]
         return [path for path in dict.fromkeys(found) if _processor(path) == _processor(sys.executable)]
 
     def loaded_as(self, file: str) -> str | None:
-        """Return the file that the loader itself finds for this name, links resolved; None if it finds none."""
+        """Return the file, with links resolved, that the loader finds for this name; ``None`` if there is none."""
         for folder in self._by_loader:
             if file in self._names[folder]:
                 path = os.path.realpath(os.path.join(folder, file))
@@ -100,7 +100,7 @@ class Finder:
 
 
 def _usual_places(environment: Mapping[str, str], search_path: Sequence[str], root: str) -> Iterator[str]:
-    """Yield folders where wheels, conda, NVIDIA's toolkit, and drivers in containers and under WSL put libraries."""
+    """Yield the folders with libraries of wheels, conda, NVIDIA's toolkit, and drivers in containers or WSL."""
     for folder in search_path:
         yield from sorted(glob.glob(os.path.join(glob.escape(folder), "nvidia", "*", "lib")))
     for prefix in (environment.get("CONDA_PREFIX", ""), sys.prefix, sys.base_prefix):
@@ -113,7 +113,7 @@ def _usual_places(environment: Mapping[str, str], search_path: Sequence[str], ro
 
 
 def _existing(folders: Sequence[str]) -> list[str]:
-    """Return the folders that exist and can be read, without duplicates."""
+    """Return the folders that exist and are readable, without duplicates."""
     return [
         folder for folder in dict.fromkeys(folders) if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK)
     ]
@@ -142,7 +142,7 @@ def _processor(path: str) -> bytes:
 
 # -- versions and GPUs
 
-#: Program that asks one library, given as name and path, for its version, and NVRTC also for its target GPUs.
+#: Program that reports the version of a library, given by name and path; for NVRTC also the GPUs that it supports.
 _VERSION = """
 import ctypes, json, sys
 name, path = sys.argv[1:]
@@ -179,7 +179,7 @@ if name == "nvrtc" and hasattr(library, "nvrtcGetSupportedArchs"):
     print(json.dumps({"architectures": list(found)}))
 """
 
-#: Program that asks the driver, given as path, for its GPUs, in the order of pygpu's cuda0, cuda1, …
+#: Program that reports the GPUs of the driver, given by its path, in the order of pygpu's cuda0, cuda1, …
 _GPUS = """
 import ctypes, json, sys
 cuda = ctypes.CDLL(sys.argv[1])
@@ -202,25 +202,25 @@ for index in range(number(cuda.cuDeviceGetCount)):
     print(json.dumps([name.value.decode(errors="replace"), memory.value, major * 10 + minor]))
 """
 
-#: Time limit for a library's answer, in seconds; the first question to a driver may wake GPUs.
+#: Time limit for these programs, in seconds; the first call of a driver may have to wake GPUs.
 _LIBRARIES_SECONDS = 30.0
 
 
 class Library(NamedTuple):
-    """A library file that was found.
+    """A library file.
 
     Attributes
     ----------
     name : str
         One of `synkhronos._cli.gpu_libraries.NAMES`.
     path : str
-        The file itself; links are resolved.
+        The file, with links resolved.
     version : tuple of int
-        As the library reports it (for ``cuda`` the version of CUDA, not of the driver); empty if it did not answer.
+        The version that the library reports (for ``cuda`` that of CUDA, not of the driver); empty if it reports none.
     error : str
-        The reason why it did not answer, else empty.
+        The reason why it reports no version; otherwise empty.
     architectures : tuple of int
-        For NVRTC, the compute capabilities that it compiles for, times 10; empty if it does not report them.
+        For NVRTC, the compute capabilities for which it compiles, times 10; empty if it does not report them.
     """
 
     name: str
@@ -239,16 +239,16 @@ class Gpu(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """The libraries that were found, divided into usable and refused ones.
+    """Usable and rejected libraries.
 
     Attributes
     ----------
     driver : Library or None
         The driver's library.
     chosen : dict
-        The usable library, for each of the other names that has one.
+        The usable libraries by name, except for the driver.
     refused : list of (Library, str)
-        The others, each with the reason.
+        The rejected libraries, each with the reason.
     """
 
     driver: Library | None
@@ -260,15 +260,16 @@ def survey(finder: Finder, environment: Mapping[str, str], gpus: Sequence[Gpu] |
     """Find the CUDA libraries, and choose the newest of each that works with the driver.
 
     NVRTC must not be newer than the driver's CUDA, because the driver could not read its output, and it must compile
-    for every GPU. The major version of cuBLAS must not be later than either's. Theano supports cuDNN 5 to 7.
+    for every GPU. The major version of cuBLAS must not be later than that of the driver's CUDA and of NVRTC. Theano
+    supports cuDNN 5 to 7.
 
     Parameters
     ----------
     finder : Finder
     environment : mapping
-        The environment variables of the processes that are asked.
+        The environment variables of the processes that load the libraries.
     gpus : sequence of Gpu, optional
-        The GPUs; default: the driver is asked for them if the choice of NVRTC depends on them.
+        The GPUs. Default: get them from the driver, if the choice of NVRTC depends on them.
     """
     paths = {path: name for name in NAMES for path in finder.candidates(name)}
     answers = ask(
@@ -299,14 +300,14 @@ def survey(finder: Finder, environment: Mapping[str, str], gpus: Sequence[Gpu] |
 
 
 def ask_gpus(driver: str, environment: Mapping[str, str]) -> tuple[list[Gpu], str]:
-    """Ask the driver, the library at this path, for its GPUs, in a process of its own and without a CUDA context.
+    """Get the GPUs from the driver, the library at the path ``driver``, in another process and without a CUDA context.
 
     Returns
     -------
-    list of Gpu
+    gpus : list of Gpu
         In the order of pygpu's ``cuda0``, ``cuda1``, …; ``CUDA_VISIBLE_DEVICES`` is respected.
-    str
-        The error, else empty.
+    error : str
+        The error; empty if there was none.
     """
     answer = ask({0: python(_GPUS, driver, isolated=True)}, environment, _LIBRARIES_SECONDS)[0]
     return [Gpu(*value) for value in answer.values], answer.error
@@ -318,7 +319,7 @@ def dotted(version: Sequence[int]) -> str:
 
 
 def _misfit(library: Library, limit: tuple[int, ...] | None, gpus: Sequence[Gpu]) -> str:
-    """Return why a library cannot be used with CUDA of version ``limit``; empty if it can."""
+    """Return why a library cannot be used with version ``limit`` of CUDA; an empty string if it can."""
     version = library.version
     if not version:
         return f"does not report its version: {library.error or 'no answer'}"
@@ -339,14 +340,14 @@ def _misfit(library: Library, limit: tuple[int, ...] | None, gpus: Sequence[Gpu]
 
 
 def private_folder(links: Mapping[str, str], environment: Mapping[str, str]) -> str:
-    """Make a folder of symbolic links, unless it exists.
+    """Create a folder of symbolic links, unless it exists.
 
     Parameters
     ----------
     links : mapping
         From the path of each link, relative to the folder, to its target.
     environment : mapping
-        Environment variables; ``XDG_CACHE_HOME`` and ``HOME`` give the place of the user's caches.
+        Environment variables; ``XDG_CACHE_HOME`` and ``HOME`` determine the folder of the user's caches.
 
     Returns
     -------
@@ -356,7 +357,7 @@ def private_folder(links: Mapping[str, str], environment: Mapping[str, str]) -> 
     Raises
     ------
     PermissionError
-        If there is no place for it that only this user can write to.
+        If it cannot be created in a place to which only this user can write.
     """
     contents = "\0".join(f"{link}\0{target}" for link, target in sorted(links.items()))
     name = "links-" + hashlib.sha256(os.fsencode(contents)).hexdigest()[:20]
@@ -378,7 +379,7 @@ def private_folder(links: Mapping[str, str], environment: Mapping[str, str]) -> 
 
 
 def _parents(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield the places for such folders: the user's cache, then the folder of temporary files."""
+    """Yield the parents for such folders: in the user's cache, then in the folder of temporary files."""
     cache = environment.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(cache):  # the specification of base directories says to ignore relative paths
         cache = os.path.join(environment.get("HOME", ""), ".cache")
@@ -388,7 +389,7 @@ def _parents(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _is_safe(folder: str) -> bool:
-    """Return whether a folder belongs to this user alone and nobody else can replace it."""
+    """Return whether a folder belongs to this user, and no other user can write to it or replace it."""
     own, above = os.lstat(folder), os.stat(os.path.dirname(folder))
     if not stat.S_ISDIR(own.st_mode) or own.st_uid != os.geteuid() or own.st_mode & 0o022:
         return False
@@ -397,12 +398,12 @@ def _is_safe(folder: str) -> bool:
 
 
 def _filled(folder: str, links: Mapping[str, str]) -> str:
-    """Make the folder, unless it exists, and repair the links of a damaged one."""
+    """Create the folder, unless it exists; restore links that are missing in an existing one."""
     if not os.path.lexists(folder):
         fresh = tempfile.mkdtemp(prefix="new-", dir=os.path.dirname(folder))  # mode 0700
         try:
             _link(fresh, links)
-            with contextlib.suppress(OSError):  # another run was faster
+            with contextlib.suppress(OSError):  # another process was faster
                 os.rename(fresh, folder)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -413,7 +414,7 @@ def _filled(folder: str, links: Mapping[str, str]) -> str:
 
 
 def _link(folder: str, links: Mapping[str, str]) -> None:
-    """Make the missing links, each in one atomic step."""
+    """Create the missing links, each atomically."""
     for link, target in links.items():
         path = os.path.join(folder, link)
         if os.path.islink(path) and os.readlink(path) == target:

@@ -1,4 +1,4 @@
-"""Report on GPU computing: pygpu, CUDA's libraries, OpenCL's platforms, and the devices themselves."""
+"""Report on GPU computing: pygpu, the CUDA libraries, the OpenCL platforms, and the devices."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from synkhronos._cli.launcher import package_path, system_pygpu
 from synkhronos._cli.probes import TRIAL, Answer, ask, python
 from synkhronos._cli.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part
 
-#: Time limit for trying a device on a busy machine, in seconds.
+#: Time limit for testing a device on a busy machine, in seconds.
 _SECONDS = 120.0
 
-#: Names of NVIDIA's wheels of the libraries, as `cuda_wheel` takes them.
+#: Names of NVIDIA's wheels with the libraries, for `cuda_wheel`.
 WHEELS = {"nvrtc": "cuda-nvrtc", "cublas": "cublas", "nccl": "nccl"}
 
-#: Consequences of the lack of an optional library.
+#: What happens without an optional library.
 WITHOUT = {
     "nccl": "collectives go through the memory of the host instead",
     "cudnn": "Theano speaks to versions 5 to 7 only, and does without: dnn.enabled=False",
@@ -26,14 +26,14 @@ WITHOUT = {
 
 
 def pygpu_parts(pygpu: Answer, headers: Answer, search_path: Sequence[str]) -> list[Part]:
-    """Judge pygpu, libgpuarray, and the headers of libgpuarray that Theano compiles with.
+    """Return the parts for pygpu, libgpuarray, and the headers of libgpuarray that Theano's C code includes.
 
     Parameters
     ----------
     pygpu : Answer
         Answer of `synkhronos._cli.probes.PYGPU`.
     headers : Answer
-        The compiler's answer for a program that needs the headers.
+        Answer of the compiler for a program that includes the headers.
     search_path : sequence of str
         The folders in which programs find packages without the launcher.
     """
@@ -54,7 +54,14 @@ def pygpu_parts(pygpu: Answer, headers: Answer, search_path: Sequence[str]) -> l
 
 
 def cuda_gpus(finder: Finder, environment: Mapping[str, str]) -> tuple[list[Gpu], str]:
-    """Return the GPUs of the first driver that has any, and an empty text; or no GPUs, and the reason."""
+    """Return the GPUs of the first driver that has any.
+
+    Returns
+    -------
+    gpus : list of Gpu
+    trouble : str
+        The reason if there are no GPUs; otherwise empty.
+    """
     troubles = []
     for path in finder.candidates("cuda"):
         gpus, trouble = ask_gpus(path, environment)
@@ -65,14 +72,14 @@ def cuda_gpus(finder: Finder, environment: Mapping[str, str]) -> tuple[list[Gpu]
 
 
 def cuda_parts(found: Survey, gpus: Sequence[Gpu], trouble: str) -> list[Part]:
-    """Judge the driver and CUDA's libraries.
+    """Return the parts for the driver and the CUDA libraries.
 
     Parameters
     ----------
     found : Survey
     gpus : sequence of Gpu
     trouble : str
-        The reason why there are no GPUs although there is a driver.
+        The reason if there is a driver but no GPU.
     """
     why = {name: "; ".join(f"{one.path} {why}" for one, why in found.refused if one.name == name) for name in NAMES}
     driver = found.driver
@@ -98,7 +105,7 @@ def cuda_parts(found: Survey, gpus: Sequence[Gpu], trouble: str) -> list[Part]:
 
 
 def opencl_parts(opencl: Answer, finder: Finder) -> list[Part]:
-    """Judge the loader of OpenCL, its platforms, and the BLAS that libgpuarray uses with them."""
+    """Return the parts for OpenCL: its loader, its platforms, and the BLAS that libgpuarray uses with it."""
     loader = finder.loaded_as("libOpenCL.so")
     parts = [
         Part("opencl", "libOpenCL", OK if loader else MISSING, "", loader or "", "", remedies.apt("ocl-icd-opencl-dev"))
@@ -117,7 +124,7 @@ def opencl_parts(opencl: Answer, finder: Finder) -> list[Part]:
 
 
 def try_devices(gpus: Sequence[Gpu], opencl: Answer, with_pygpu: bool, environment: Mapping[str, str]) -> list[Device]:
-    """Compute on every device, each in a process of its own, and report the results."""
+    """Test every device in a process of its own, and return the results."""
     facts = {f"cuda{index}": (gpu.name, gpu.memory, f"{gpu.capability / 10}") for index, gpu in enumerate(gpus)}
     for platform, (_, _, devices) in enumerate(opencl.values):
         for index, (name, memory) in enumerate(devices):
@@ -129,7 +136,7 @@ def try_devices(gpus: Sequence[Gpu], opencl: Answer, with_pygpu: bool, environme
 
 
 def _outcome(trial: Answer) -> tuple[str, str]:
-    """Return the state of a device that was tried, and the steps that failed."""
+    """Return the state of a device that was tested, and a message with the steps that failed."""
     steps = trial.record
     failed = [f"{step}: {error}" for step, error in steps.items() if error]
     if trial.error:
@@ -138,12 +145,12 @@ def _outcome(trial: Answer) -> tuple[str, str]:
 
 
 def _driver_version(path: str) -> str:
-    """Return the version of NVIDIA's driver, which is part of its library's file name."""
+    """Return the version of NVIDIA's driver, which is part of the file name of its library."""
     return path.partition(".so.")[2]
 
 
 def _has_nvidia_hardware() -> bool:
-    """Return whether the PCI bus has a display controller by NVIDIA, or Windows lends one."""
+    """Return whether there is a display controller by NVIDIA on the PCI bus, or one that Windows provides (WSL)."""
     for folder in glob.glob("/sys/bus/pci/devices/*"):
         try:
             with open(f"{folder}/vendor") as vendor, open(f"{folder}/class") as kind:

@@ -1,6 +1,6 @@
 """Examine what this node can compute with, in the environment that the launcher prepares.
 
-Everything that could crash or hang runs in a process of its own, so that a broken part cannot end the examination.
+Code that could crash or hang runs in a process of its own, so that a broken part does not end the examination.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LITTLE = 2**30
 
 
 def examine(version: str, environment: Mapping[str, str], search_path: Sequence[str]) -> Report:
-    """Examine everything, and return the report.
+    """Examine this node, and return the report.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
 
 
 def _packages(search_path: Sequence[str], answer: Answer, engine: Engine) -> list[Part]:
-    """Judge Python and its packages; the backend is imported, the others need only be installed."""
+    """Return the parts for Python and its packages. The backend must be importable; the others must be installed."""
     parts = [Part("cpu", "Python", OK, ".".join(map(str, sys.version_info[:3])), sys.executable)]
     for name, module, requirement in engine.packages:
         path = package_path(module, search_path)
@@ -106,7 +106,7 @@ def _packages(search_path: Sequence[str], answer: Answer, engine: Engine) -> lis
 
 
 def _satisfies(version: str, requirement: str) -> bool:
-    """Return whether a version lies within the bounds of a requirement."""
+    """Return whether a version satisfies the bounds of a requirement."""
     tests = {"==": lambda a, b: a == b, ">=": lambda a, b: a >= b, "<": lambda a, b: a < b}
     return all(
         tests[operator](_numbers(version), _numbers(bound))
@@ -119,9 +119,9 @@ def _numbers(version: str) -> list[int]:
 
 
 def _compile(compiler: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Answer]:
-    """Have the compiler report its version, and compile and link the headers that Theano's C code includes.
+    """Ask the compiler for its version, and test whether it compiles and links what Theano's C code needs.
 
-    The arguments are those that Theano passes with every module, the user's ``gcc.cxxflags`` among them.
+    ``arguments`` are those that Theano passes for every module, including the user's ``gcc.cxxflags``.
     """
     if not compiler:
         return {name: Answer("", "there is no C++ compiler") for name in ("version", "arguments", "python", "gpuarray")}
@@ -142,7 +142,7 @@ def _compile(compiler: str, arguments: Sequence[str], environment: Mapping[str, 
 def _compiling(
     compiler: str, compiled: Mapping[str, Answer], environment: Mapping[str, str], engine: Engine
 ) -> list[Part]:
-    """Judge the C++ compiler and Python's headers; they are optional with PyTensor, whose default is numba."""
+    """Return the parts for the C++ compiler and Python's headers, which are optional with PyTensor and numba."""
     version, place, remedy = compiled["version"], chosen_in("cxx", environment, engine.module), remedies.apt("g++")
     state, note = (UNUSABLE, version.error) if compiler and version.error else (OK, "")
     if place:
@@ -166,7 +166,7 @@ def _compiling(
 
 
 def _judged(free: int, where: str) -> Part:
-    """Judge the free memory, which must hold data sets and results."""
+    """Return the part for the free memory, which must hold data sets and results."""
     size = f"{free / 2**30:.1f} GiB free {where}"
     if free > _LITTLE:
         return Part("cpu", "memory", OK, size)

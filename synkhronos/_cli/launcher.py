@@ -1,11 +1,11 @@
-"""Run a program in an environment in which GPUs work, and read a user's flags of a backend without importing it.
+"""Run a program in an environment in which GPUs work, and read a backend's flags without importing the backend.
 
-libgpuarray opens CUDA's libraries by names without a version, which neither wheels nor drivers install, and the loader
-reads ``LD_LIBRARY_PATH`` when a process starts. Therefore a private folder holds links of these names, and the same
-Python is executed again with an environment that names the folder. The environment changes only as far as needed; on a
-machine without CUDA and pygpu it stays the same.
+libgpuarray opens the CUDA libraries by names without a version, but neither wheels nor drivers install such names. And
+the loader reads ``LD_LIBRARY_PATH`` only when a process starts. Therefore links with these names are made in a private
+folder, and the same Python is executed again with an environment that contains the folder. The environment is changed
+only as far as necessary; on a machine without CUDA and pygpu it stays the same.
 
-Invariant: this process imports neither Theano nor pygpu, and loads no library of CUDA's.
+Invariant: this process imports neither Theano nor pygpu, and loads no CUDA library.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ def chosen_in(name: str, environment: Mapping[str, str], engine: str = "theano")
     Returns
     -------
     str
-        ``"THEANO_FLAGS"`` or ``"PYTENSOR_FLAGS"``, the path of a configuration file, or empty.
+        ``"THEANO_FLAGS"`` or ``"PYTENSOR_FLAGS"``, the path of a configuration file, or an empty string if the flag is
+        not set.
     """
     flags = f"{engine.upper()}_FLAGS"
     splitter = shlex.shlex(environment.get(flags, ""), posix=True)
     splitter.whitespace, splitter.whitespace_split = ",", True
-    with contextlib.suppress(ValueError):  # an unterminated quote, which the backend itself reports
+    with contextlib.suppress(ValueError):  # for an unterminated quote, which the backend itself reports
         if any("=" in flag and flag.split("=")[0].strip() == name for flag in splitter):
             return flags
     section, _, option = name.replace("__", ".").rpartition(".")
@@ -63,7 +64,7 @@ def chosen_in(name: str, environment: Mapping[str, str], engine: str = "theano")
 
 _logger = logging.getLogger("synkhronos")
 
-#: Folder of Debian's packages for the system's Python.
+#: Folder of Debian's Python packages, for the system's Python.
 SYSTEM_PACKAGES = "/usr/lib/python3/dist-packages"
 
 #: pygpu, and the packages that it imports in addition to NumPy.
@@ -71,7 +72,7 @@ PYGPU = ("pygpu", "mako", "markupsafe", "six")
 
 
 def run(arguments: Sequence[str], command_line: Sequence[str], search_path: Sequence[str]) -> NoReturn:
-    """Replace this process by the same Python, with the same options, executing another program with GPUs usable.
+    """Replace this process by the same Python with the same options, which executes another program with usable GPUs.
 
     Parameters
     ----------
@@ -85,7 +86,7 @@ def run(arguments: Sequence[str], command_line: Sequence[str], search_path: Sequ
     Raises
     ------
     PermissionError
-        If links are needed and there is no safe place for them.
+        If links are needed and there is no safe folder for them.
     """
     environment = dict(os.environ)
     finder = Finder(environment, search_path)
@@ -94,7 +95,7 @@ def run(arguments: Sequence[str], command_line: Sequence[str], search_path: Sequ
     if lacking:
         _logger.warning("CUDA cannot be used: %s; `python -m synkhronos info` shows how to fix it", lacking)
     environment.update(variables(environment, finder, found))
-    # importing the package may have imported Theano and opened a GPU; the variable would forbid the program to open one
+    # importing the package may have imported Theano and opened a GPU; with this variable the program could not open it
     environment.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)
     rendezvous.pass_on(environment)
     sys.stdout.flush()
@@ -103,12 +104,12 @@ def run(arguments: Sequence[str], command_line: Sequence[str], search_path: Sequ
 
 
 def variables(environment: Mapping[str, str], finder: Finder, found: Survey | None) -> dict[str, str]:
-    """Return the environment variables to set so that a program can compute on GPUs, and make the links that they name.
+    """Make the links that a program needs to compute on GPUs, and return the environment variables to set.
 
     Parameters
     ----------
     environment : mapping
-        The existing environment variables. The user's settings stay, and take precedence.
+        The existing environment variables. The user's settings are kept, and take precedence.
     finder : Finder
     found : Survey or None
         The libraries; without a driver, no variable is set for them.
@@ -116,7 +117,7 @@ def variables(environment: Mapping[str, str], finder: Finder, found: Survey | No
     Raises
     ------
     PermissionError
-        If links are needed and there is no safe place for them.
+        If links are needed and there is no safe folder for them.
     """
     libraries = library_links(found, finder) if found and found.driver else {}
     packages = package_links(finder.search_path)
@@ -134,7 +135,7 @@ def variables(environment: Mapping[str, str], finder: Finder, found: Survey | No
 
 
 def what_cuda_lacks(found: Survey) -> str:
-    """Describe in one line the required libraries that are missing or unusable; empty if none is."""
+    """Return a line that says which required libraries are missing or unusable; an empty string if there are none."""
     lacking = [] if found.driver else ["cuda"]
     lacking += [name for name in ("nvrtc", "cublas") if name not in found.chosen]
     reasons = {name: "no " + NAMES[name] for name in lacking}
@@ -143,7 +144,7 @@ def what_cuda_lacks(found: Survey) -> str:
 
 
 def interpreter_options(command_line: Sequence[str]) -> list[str]:
-    """Return Python's options in a command line that ends with the module or script to execute.
+    """Return Python's own options in a command line that ends with the module or script to execute.
 
     >>> interpreter_options(["python", "-X", "dev", "-um", "synkhronos"])
     ['-X', 'dev', '-u']
@@ -165,10 +166,10 @@ def interpreter_options(command_line: Sequence[str]) -> list[str]:
 
 
 def library_links(found: Survey, finder: Finder) -> dict[str, str]:
-    """Return the links that the chosen libraries need: the link's name and its target.
+    """Return the links that the chosen libraries need, as a dict from the link's name to its target.
 
-    A library needs its name without a version, and the files next to it that it opens itself, unless the loader finds
-    the very same files without links.
+    Each library needs a link of its name without a version, and links to the files in its folder that it opens itself.
+    Links are left out if the loader finds the same files without them.
     """
     links = {}
     for library in filter(None, [found.driver, *found.chosen.values()]):
@@ -182,7 +183,7 @@ def library_links(found: Survey, finder: Finder) -> dict[str, str]:
 
 
 def package_links(search_path: Sequence[str]) -> dict[str, str]:
-    """Return the links that make the system's pygpu importable, and those of its dependencies that are missing."""
+    """Return links that make the system's pygpu importable, and its dependencies that are missing."""
     if package_path("pygpu", search_path) or not system_pygpu():
         return {}
     links = {}
@@ -194,13 +195,13 @@ def package_links(search_path: Sequence[str]) -> dict[str, str]:
 
 
 def system_pygpu() -> str:
-    """Return the folder of the system's pygpu if it is made for this version of Python, else an empty string."""
+    """Return the folder of the system's pygpu if it is built for this version of Python, otherwise an empty string."""
     path = package_path("pygpu", [SYSTEM_PACKAGES])
     return path if any(os.path.exists(os.path.join(path, f"gpuarray{suffix}")) for suffix in EXTENSION_SUFFIXES) else ""
 
 
 def package_path(name: str, search_path: Sequence[str]) -> str:
-    """Return the folder of a package, or the file of a module, without importing it; empty if there is none."""
+    """Find a package or module without importing it; return its folder or file, or an empty string if there is none."""
     spec = PathFinder.find_spec(name, list(search_path))
     if spec is None or not spec.origin:
         return ""

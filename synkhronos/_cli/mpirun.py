@@ -43,17 +43,17 @@ def run_on(hosts: str, arguments: Sequence[str], command_line: Sequence[str], ve
 
     Returns
     -------
-    int
+    code : int
         The launcher's exit code.
-    str
-        Which node was lost, and how; empty if none.
+    loss : str
+        A message that says which node was lost, and how; empty if none was.
 
     Raises
     ------
     ValueError
         If ``hosts`` is malformed, or a name in it does not resolve.
     FileNotFoundError
-        If there is no MPI, or no launcher of it.
+        If MPI is not installed, or does not have a launcher.
     """
     places = parse_hosts(hosts)
     mpi = find_mpi(os.environ)
@@ -68,7 +68,10 @@ def run_on(hosts: str, arguments: Sequence[str], command_line: Sequence[str], ve
 
 
 def _execute(words: Sequence[str], supervisor: Supervisor) -> tuple[int, str]:
-    """Execute a command, and forward signals that are sent to this process; those of the terminal reach both."""
+    """Execute a command, and forward to it the signals that are sent to this process.
+
+    Signals from the terminal are not forwarded, because they reach both processes.
+    """
     import ctypes  # imported here, because a program on a single node does not need it
 
     library, before = ctypes.CDLL(None), signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -94,7 +97,7 @@ def _execute(words: Sequence[str], supervisor: Supervisor) -> tuple[int, str]:
 
 _INSTALL = "pip install mpi4py mpich"
 
-#: Program that prints the vendor and version of mpi4py's MPI, and the file of its library.
+#: Program that prints, as JSON, the vendor and version of mpi4py's MPI, and the file of its library.
 _ASK = """
 import json
 import mpi4py
@@ -104,7 +107,7 @@ files = [line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") i
 print(json.dumps([MPI.get_vendor()[0], MPI.Get_library_version().splitlines()[0].strip("\\0 "), *files[:1]]))
 """
 
-#: By mpi4py's name of an MPI: names of launchers, the most specific first, and a text that their --version prints.
+#: By mpi4py's name for an MPI: names of launchers, the most specific first, and a text in the output of ``--version``.
 _HYDRA = (("mpiexec.mpich", "mpiexec.hydra", "mpiexec", "mpirun"), "HYDRA")
 _LAUNCHERS = {
     "MPICH": _HYDRA,
@@ -114,7 +117,7 @@ _LAUNCHERS = {
     "Open MPI": (("mpiexec.openmpi", "mpiexec", "mpirun"), "Open"),
 }
 
-#: Names of environment variables that change what programs compute or find: Open MPI passes on only the given ones.
+#: Names of environment variables that affect what programs compute or find. Open MPI passes only those that are named.
 _TAKEN_ALONG = re.compile(
     "(CUDA|MKL|MPI4PY|NCCL|OMP|OPENBLAS|PYTENSOR|SYNKHRONOS|THEANO)_.*|PYTHON.*|PATH|LD_LIBRARY_PATH"
 )
@@ -126,7 +129,7 @@ class Mpi(NamedTuple):
     Attributes
     ----------
     vendor : str
-        Name of the MPI in mpi4py.
+        mpi4py's name for it.
     version : str
     launcher : str
         Path of its mpiexec.
@@ -138,7 +141,7 @@ class Mpi(NamedTuple):
 
 
 def parse_hosts(text: str) -> list[tuple[str, int]]:
-    """Parse hosts with their numbers of processes, such as ``a,b:2``.
+    """Parse host names with optional numbers of processes, such as ``a,b:2``.
 
     Raises
     ------
@@ -164,12 +167,12 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
 
 
 def check_names(hosts: Sequence[str]) -> None:
-    """Raise an error if host names do not resolve.
+    """Check that host names resolve.
 
     Raises
     ------
     ValueError
-        With all names that do not resolve.
+        If a name does not resolve; the message lists all such names.
     """
 
     def resolves(host: str) -> bool:
@@ -186,7 +189,7 @@ def check_names(hosts: Sequence[str]) -> None:
 
 
 def find_mpi(environment: Mapping[str, str]) -> Mpi:
-    """Return the MPI that programs of this Python use.
+    """Find the MPI that mpi4py uses in this Python, and its launcher.
 
     Raises
     ------
@@ -209,7 +212,7 @@ def find_mpi(environment: Mapping[str, str]) -> Mpi:
 
 
 def _candidates(names: Sequence[str], library: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield paths of launchers: those in folders above the library, then next to Python, then on the search path."""
+    """Yield paths of launchers: in folders above the MPI library, then next to Python, then on the search path."""
     folders = [folder / "bin" for file in library for folder in Path(file).parents[:4]]
     folders += [Path(sys.executable).parent, *map(Path, environment.get("PATH", os.defpath).split(os.pathsep))]
     for folder in folders:
@@ -244,7 +247,7 @@ def command(mpi: Mpi, hosts: Sequence[tuple[str, int]], program: Sequence[str], 
     if mpi.vendor == "Open MPI":
         taken = [part for name in sorted(names) if _TAKEN_ALONG.fullmatch(name) for part in ("-x", name)]
         return [mpi.launcher, "--host", listed, "-n", total, "--bind-to", "none", *taken, *program]
-    if mpi.vendor == "Intel MPI":  # it would fill the first host, whatever the list says
+    if mpi.vendor == "Intel MPI":  # with a list of hosts, it would start all processes on the first one
         parts = [["-n", str(n), "-host", host, *program] for host, n in hosts]
         return [mpi.launcher, *parts[0], *(word for part in parts[1:] for word in (":", *part))]
     return [mpi.launcher, "-hosts", listed, "-n", total, *program]

@@ -1,8 +1,8 @@
 """Programs that examine a machine, and `ask`, which runs them in processes of their own.
 
-A program prints one JSON object or list per line as soon as it knows it, so that results survive a crash. A program
-that crashes, hangs or opens a device cannot harm this process. `ask` starts all commands at once and waits for each;
-neither they nor their children outlive it.
+A program prints each result as a JSON object or list on a line as soon as it is known, so that results survive a crash.
+If a program crashes, hangs or opens a device, this does not affect the calling process. `ask` starts all commands at
+once and waits for each. When it returns, all of them and their children have ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-#: Start of a program: records the log messages of the choice of a BLAS.
+#: Start of a program: records the log messages about the choice of a BLAS.
 _LISTEN = """
 import json, logging, os, tempfile
 def report(**facts):
@@ -31,7 +31,7 @@ logger.addHandler(Listener())
 logger.setLevel(logging.INFO)
 """
 
-#: End of a program: links a module to the BLAS and tries it. The caller removes the folder of the module.
+#: End of a program: links a module to the BLAS and tests it. The caller removes the folder of the module.
 _LINK = """
 from synkhronos._theano_compat.blas_probe import link
 from synkhronos._theano_compat.blas_probe import load_table
@@ -50,8 +50,8 @@ if cxx and flags:
         report(trouble=str(error))
 """
 
-#: Reports Theano's compiler, the flags of its BLAS, and the result of linking to it. Uses the CPU, whatever the user's
-#: flags and files say, because GPUs are tried elsewhere.
+#: Reports Theano's compiler, the flags of its BLAS, and the result of linking to it. Uses the CPU regardless of the
+#: user's flags and configuration files, because GPUs are tested elsewhere.
 THEANO = (
     _LISTEN
     + """
@@ -66,7 +66,7 @@ cxx, flags = config.cxx, config.blas.ldflags
     + _LINK
 )
 
-#: Reports the same of PyTensor, and whether numba, its default compiler, works.
+#: Reports the same for PyTensor, and whether numba, its default compiler, works.
 PYTENSOR = (
     _LISTEN
     + """
@@ -80,8 +80,8 @@ report(linker=config.linker, three=numba.njit(lambda: 3)())
     + _LINK
 )
 
-#: Reports the speed of a product of float32 matrices on one core: by the BLAS of a linked module, given as its file, or
-#: by NumPy's if the argument is empty.
+#: Reports the speed of a product of float32 matrices on one core. The argument is the file of a module that is linked
+#: to a BLAS; if it is empty, NumPy's BLAS is used.
 PRODUCT = """
 import ctypes, json, os, sys, time
 import numpy, threadpoolctl
@@ -120,7 +120,7 @@ print(json.dumps({
 }))
 """
 
-#: Reports pygpu's version and folder, and libgpuarray's file and the version of its interface.
+#: Reports pygpu's version and folder, and libgpuarray's file and API version.
 PYGPU = """
 import json, os
 import pygpu.gpuarray
@@ -133,7 +133,7 @@ print(json.dumps({
 }))
 """
 
-#: Reports the OpenCL platforms, each with its devices; platform P and device D are pygpu's openclP:D.
+#: Reports the OpenCL platforms, each with its devices. Device D of platform P is ``openclP:D`` in pygpu.
 OPENCL = """
 import ctypes, json, sys
 cl = ctypes.CDLL("libOpenCL.so")
@@ -161,8 +161,8 @@ for platform in listed(cl.clGetPlatformIDs):
     print(json.dumps([name, version, devices]))
 """
 
-#: Tries a device of pygpu's, and reports the error of each step: opening it, a kernel, and on CUDA a matrix product and
-#: an NCCL communicator. (An OpenCL compiler may take half a minute for the product.)
+#: Tests a device of pygpu, and reports the error of each step: opening it, a kernel, and on CUDA a matrix product and
+#: an NCCL communicator. (With OpenCL, compiling the product may take half a minute.)
 TRIAL = """
 import json, sys, numpy, pygpu
 from pygpu import blas, collectives
@@ -198,9 +198,9 @@ class Answer(NamedTuple):
     Attributes
     ----------
     output : str
-        Its standard output, even if it failed later.
+        The command's standard output, even if the command failed later.
     error : str
-        One line that describes the failure; empty if there was none.
+        One line that describes the failure; empty if the command succeeded.
     """
 
     output: str
@@ -208,7 +208,7 @@ class Answer(NamedTuple):
 
     @property
     def values(self) -> list[Any]:
-        """Decode the lines of the output that are JSON."""
+        """The decoded values of all output lines that are JSON."""
         found = []
         for line in self.output.splitlines():
             with contextlib.suppress(ValueError):
@@ -217,20 +217,21 @@ class Answer(NamedTuple):
 
     @property
     def record(self) -> dict[str, Any]:
-        """Join all JSON objects of the output into one."""
+        """All JSON objects of the output, merged into one dict."""
         return {name: value for part in self.values if isinstance(part, dict) for name, value in part.items()}
 
 
 def python(program: str, *arguments: str, isolated: bool = False) -> list[str]:
-    """Return the command that executes a program, given as its source, with this interpreter.
+    """Return the command that executes a program with this interpreter.
 
     Parameters
     ----------
     program : str
+        Source code.
     *arguments : str
-        Its ``sys.argv[1:]``.
+        The program's ``sys.argv[1:]``.
     isolated : bool
-        Leave out site-packages and Python's environment variables, which halves the time to start.
+        Ignore site-packages and Python's environment variables, which halves the start-up time.
     """
     options = ["-I", "-S"] if isolated else []
     return [sys.executable, *options, "-c", program, *arguments]
@@ -239,18 +240,18 @@ def python(program: str, *arguments: str, isolated: bool = False) -> list[str]:
 def ask(
     commands: Mapping[Any, list[str]], environment: Mapping[str, str], timeout: float, given: str = ""
 ) -> dict[Any, Answer]:
-    """Execute commands, all at once.
+    """Execute commands at the same time.
 
     Parameters
     ----------
     commands : mapping
-        From a key to the command.
+        The commands by key.
     environment : mapping
         The environment variables of each command.
     timeout : float
-        Seconds for all commands together; commands that have not ended by then are killed.
+        Seconds for all commands together. Commands that have not ended by then are killed.
     given : str
-        The standard input of each; at most a few hundred characters.
+        Standard input of each command; at most a few hundred characters.
 
     Returns
     -------
@@ -304,6 +305,6 @@ def _answer(process: subprocess.Popen[str], given: str, deadline: float, timeout
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill a process and all processes that it has started, which may still hold its standard output."""
+    """Kill a process and all processes that it has started, because these may keep its standard output open."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

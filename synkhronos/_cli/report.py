@@ -1,6 +1,6 @@
-"""Report of `python -m synkhronos info`: parts, devices, their table, and the commands that fix problems.
+"""Report of `python -m synkhronos info`: required parts, devices, and commands that fix problems.
 
-The commands suit the system and the driver of this machine.
+The commands are those for the system and the driver of this machine.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Any
 
 OK, MISSING, UNUSABLE, OPTIONAL = "ok", "missing", "unusable", "optional"
 
-#: The groups of parts, and their headings.
+#: Groups of parts, with their headings.
 GROUPS = {"cpu": "CPU cores", "gpu": "Any GPU", "cuda": "CUDA GPUs", "opencl": "OpenCL devices"}
 
-#: A line of a table: three columns, and texts for the last one.
+#: A row of a table: three cells, and the texts of the last column.
 Row = tuple[str, str, str, list[str]]
 
 
 @dataclass
 class Part:
-    """A part that computing needs.
+    """A part of the system that computing needs, such as a compiler or a library.
 
     Attributes
     ----------
     group : str
-        ``"cpu"``, ``"gpu"`` (for CUDA and OpenCL alike), ``"cuda"`` or ``"opencl"``.
+        ``"cpu"``, ``"gpu"`` (CUDA and OpenCL), ``"cuda"`` or ``"opencl"``.
     name : str
     state : str
         ``"ok"``, ``"missing"``, ``"unusable"``, or ``"optional"``: a problem with an optional part.
     version, path, note, remedy : str
-        Empty if there is nothing to report; ``note`` may have several lines; ``remedy`` is the command that fixes the
-        problem, and is dropped if there is none.
+        Empty if there is nothing to report. ``note`` may have several lines. ``remedy`` is the command that fixes the
+        problem; it is cleared if the state is ``"ok"``.
     """
 
     group: str
@@ -53,9 +53,21 @@ class Part:
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, with its name for ``fork(devices=...)``, and whether computing on it works.
+    """A GPU and whether computing on it works.
 
-    ``memory`` is in bytes; ``compute_capability`` is empty except for CUDA; ``note`` says what does not work.
+    Attributes
+    ----------
+    name : str
+        Name for ``fork(devices=...)``.
+    description : str
+    memory : int
+        In bytes.
+    compute_capability : str
+        Empty except for CUDA.
+    state : str
+        ``"ok"`` or ``"unusable"``.
+    note : str
+        A message that says what does not work.
     """
 
     name: str
@@ -68,7 +80,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Report:
-    """All results of an examination.
+    """Results of an examination of this node.
 
     Attributes
     ----------
@@ -83,7 +95,7 @@ class Report:
     cores : int
         Number of CPU cores that this process may run on.
     free_memory : int
-        Bytes that this process may still take, by the limits of the machine and of its memory cgroup.
+        Number of bytes that this process can still allocate, by the limits of the machine and of its memory cgroup.
     """
 
     version: str
@@ -108,11 +120,11 @@ class Report:
         return {"cpu": cpu, **usable}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as dicts, lists, strings and numbers, for JSON."""
+        """Return the report as dicts, lists, strings and numbers, for JSON."""
         return {"ready": self.ready, **asdict(self)}
 
     def as_text(self) -> str:
-        """Return the table for people."""
+        """Return the report as a table in plain text."""
         tables = {GROUPS[group] + self._verdict(group): self._rows_of(group) for group in GROUPS}
         tables["Devices that were tried"] = [_device_row(device) for device in self.devices]
         rows = [row for table in tables.values() for row in table]
@@ -153,7 +165,7 @@ def _device_row(device: Device) -> Row:
 
 
 def _lines(rows: Sequence[Row], widths: Sequence[int]) -> Iterator[str]:
-    """Yield rows as lines of columns with these widths; the texts of the last column are stacked."""
+    """Yield the lines of rows, in columns of these widths; each text of the last column gets a line of its own."""
     for *cells, texts in rows:
         start = "  ".join(["", *(cell.ljust(width) for cell, width in zip(cells, widths)), ""])
         for text in texts or [""]:
@@ -172,12 +184,12 @@ def apt(*packages: str) -> str:
 
 
 def without(flag: str, place: str) -> str:
-    """Return the instruction to remove a user's flag from a place that `chosen_in` has returned."""
+    """Return the instruction to remove a user's flag from a place, as `chosen_in` returns it."""
     return f"remove {flag} from {place}"
 
 
 def blas(flag: str, place: str, choice: str, installed: bool) -> str:
-    """Return the instructions that give the backend another BLAS.
+    """Return instructions that give the backend another BLAS.
 
     Parameters
     ----------
@@ -196,21 +208,21 @@ def blas(flag: str, place: str, choice: str, installed: bool) -> str:
 
 
 def cuda_wheel(name: str, cuda: tuple[int, ...] | None, oldest: int | None = None) -> str:
-    """Return the command that installs one of NVIDIA's wheels, in a version that works with the driver.
+    """Return the command that installs a wheel by NVIDIA, in a version that works with the driver.
 
     Parameters
     ----------
     name : str
         ``"cuda-nvrtc"``, ``"cublas"`` or ``"nccl"``.
     cuda : tuple of int or None
-        Version of CUDA that the driver supports; None (no driver) means 12.
+        Version of CUDA that the driver supports; ``None`` (no driver) means 12.
     oldest : int, optional
         Lowest compute capability of the GPUs, times 10. CUDA 13 does not support GPUs below 7.5.
     """
     major, minor = (cuda or (12, None))[:2]
     if major >= 13 and oldest and oldest < 75:
         major, minor = 12, None
-    # since CUDA 13, the names of most wheels have no suffix
+    # since CUDA 13, most wheels have names without a suffix
     requirement = f"nvidia-{name}" if major >= 13 and name != "nccl" else f"nvidia-{name}-cu{major}"
     if name == "cuda-nvrtc" and minor is not None:
         requirement += f"<{major}.{minor + 1}"
@@ -244,7 +256,7 @@ def python_headers() -> str:
 
 
 def _system() -> str:
-    """Return the lower-case text of ``os-release``, which names the distribution and similar ones."""
+    """Return the text of ``os-release`` in lower case, which names the distribution and those on which it is based."""
     try:
         with open("/etc/os-release") as file:
             return file.read().lower()

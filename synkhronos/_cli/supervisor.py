@@ -1,8 +1,8 @@
 """Supervisor of the processes that ``python -m synkhronos run --hosts`` starts.
 
-Each process connects before it executes the program, and holds the connection until it ends. The kernel then closes it,
-whatever the cause of the end, which may be a missing script or package. Processes report through the connection, and
-look at what others report (`synkhronos._utils.rendezvous`).
+Each process connects to the supervisor before it executes the program, and keeps the connection until it ends. Then the
+kernel closes the connection, whatever the cause, such as a missing script or package. Through the connection, processes
+send reports and read the reports of others (`synkhronos._utils.rendezvous`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import threading
 
 from synkhronos._utils.rendezvous import ENDED, JOINED, STARTED, SUPERVISOR, Report
 
-#: Program that Python executes on each host: it connects to the address in its first argument, if it can, and executes
-#: the command in the other arguments.
+#: Program that Python executes on each host: it connects, if possible, to the address in its first argument, and
+#: executes the command in the other arguments.
 _CONNECT = f"""
 import os, socket, sys
 try:
@@ -37,7 +37,7 @@ _MOST_BYTES = 10_000  # longest line that a process may send
 
 
 class _Process:
-    """Connection of one process of the job."""
+    """State of the connection to one process of the job."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -46,7 +46,7 @@ class _Process:
 
 
 class Supervisor:
-    """Thread that listens to the processes of a job and answers them."""
+    """Thread that receives the reports of the processes of a job, and answers their requests."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("", 0), backlog=1024)
@@ -58,8 +58,8 @@ class Supervisor:
         self._thread = threading.Thread(target=self._listen, daemon=True)
 
     def command(self, python: str, program: list[str]) -> list[str]:
-        """Return the command that executes a program, given by an absolute path, under this supervisor."""
-        return [python, "-c", f"exec({_CONNECT!r})", self._address, *program]  # one line, as `--verbose` shows it
+        """Return the command that executes a program, given by its absolute path, under this supervisor."""
+        return [python, "-c", f"exec({_CONNECT!r})", self._address, *program]  # on one line, because --verbose shows it
 
     def start(self) -> None:
         """Start the thread."""
@@ -67,12 +67,15 @@ class Supervisor:
 
     def close(self) -> None:
         """Stop the thread."""
-        with contextlib.suppress(OSError):  # the thread has ended already, because this process may open no more files
+        with contextlib.suppress(OSError):  # the thread has already ended if this process has too many open files
             self._listening.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
     def loss(self) -> str:
-        """Return which node was the first to be lost, and how; empty if none was, or the program ended first."""
+        """Return a message that says which node was lost first, and how.
+
+        It is empty if no node was lost before the program ended.
+        """
         return self._loss
 
     def _listen(self) -> None:
@@ -100,10 +103,10 @@ class Supervisor:
         return True
 
     def _hear(self, process: _Process) -> bool:
-        """Receive lines of a process; return whether more may follow."""
+        """Receive and handle lines of a process; return whether more may follow."""
         try:
             part = process.connection.recv(4096)
-        except OSError:  # its host is gone
+        except OSError:  # the connection to its host is lost
             part = b""
         *lines, process.unread = (process.unread + part).split(b"\n")
         makes_sense = all(self._take(process, *line.decode(errors="replace").split(" ")) for line in lines)

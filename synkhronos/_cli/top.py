@@ -1,4 +1,4 @@
-"""Show what the ranks of this user's sessions do, from outside (``python -m synkhronos top``)."""
+"""Monitor for the ranks of this user's sessions (``python -m synkhronos top``), which runs outside of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from synkhronos._processes import SessionStatus
 
-_PAUSE = 0.01  # seconds between two samples, from which shares of time are computed
+_PAUSE = 0.01  # seconds between two samples; the share of waiting time is computed from the samples
 _HEAD = ("session", "rank", "pid", "doing", "waiting", "memory")
 _MEMORY = ("/memfd:synkhronos", "/dev/shm/synkhronos-")
 _OTHERS = "ranks of other machines are shown there, by the same command"
@@ -19,14 +19,14 @@ _NONE = "no session of this user is running on this machine"
 
 
 class Found(NamedTuple):
-    """A session: process id of its controller (or node leader), and the view of its board."""
+    """A session: the process id of its controller or node leader, and its status."""
 
     pid: int
     sight: SessionStatus
 
 
 def find_sessions() -> list[Found]:
-    """Return the sessions of this user, ordered by the process id of their controllers."""
+    """Return the sessions of this user on this machine, ordered by process id."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
@@ -47,7 +47,7 @@ def _boards_of(pid: int) -> Iterator[SessionStatus]:
 
 
 def measure(sessions: list[Found], seconds: float) -> list[tuple[str, ...]]:
-    """Watch sessions for some seconds; return the lines of the table, one for each rank."""
+    """Sample the state of sessions for some seconds; return the rows of the table, one for each rank."""
     waits = [[0] * one.sight.n_ranks for one in sessions]
     n_looks, end = 0, time.monotonic() + seconds
     while not n_looks or time.monotonic() < end:
@@ -80,7 +80,10 @@ def has_others(sessions: list[Found]) -> bool:
 
 
 def _process(pid: int) -> tuple[str, int]:
-    """Return the state of a process that does not run ("stopped", "ended"), else empty; and its resident bytes."""
+    """Return the state of a process, and its resident memory in bytes.
+
+    The state is ``"stopped"``, ``"ended"``, or empty if the process runs.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             state = file.read().rpartition(")")[2].split()[0]
@@ -92,7 +95,19 @@ def _process(pid: int) -> tuple[str, int]:
 
 
 def top(once: bool, seconds: float = 1.0) -> int:
-    """Show the table once, or repeatedly until Ctrl-C; return the exit code: 1 if there is no session."""
+    """Show the table once, or repeatedly until Ctrl-C.
+
+    Parameters
+    ----------
+    once : bool
+    seconds : float
+        Time between two updates, in which the ranks are sampled.
+
+    Returns
+    -------
+    int
+        The exit code; 1 if there is no session, or the live view cannot be shown.
+    """
     sessions = find_sessions()
     if not sessions:
         sys.stderr.write(f"synkhronos top: {_NONE}\n")
