@@ -81,11 +81,11 @@ _logger = logging.getLogger("synkhronos")
 
 
 class ShardedGraph(Graph):
-    """A user's graph as each rank computes it, on its rows of the scattered inputs.
+    """A user's graph, rewritten so that each rank computes on its rows of the scattered inputs.
 
     After the graph's inputs, its functions take three int64 scalars: the number of all rows, the index of this rank's
-    first row, and the number of its rows. If no input or sliceable variable is sharded when a call begins, they take
-    none and count the rows inside the graph.
+    first row, and the number of its rows. If the function has no scattered inputs and no sliceable variables, it takes
+    none of these, and counts the rows inside the graph.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class ShardedGraph(Graph):
     shard : dict or list of variables, or None
         See `Sharding`.
     random : str
-        ``"serial"``: draws are the serial program's. ``"own"``: each rank draws for its rows.
+        ``"serial"``: draw the serial program's random numbers. ``"own"``: each rank draws for its own rows.
     blocked : bool
         Each rank computes in a loop over blocks of its rows; see `in_blocks`.
 
@@ -107,11 +107,11 @@ class ShardedGraph(Graph):
         Whether its functions compare shapes with the serial program's, as the environment variable
         ``SYNKHRONOS_CHECK_SHARDING`` requests; ``blocked`` is then ignored.
     undivided : list of str
-        Slices of shared variables that might be minibatches but are not sharded, where nothing has rows.
+        Slices of shared variables that might be minibatches but are not sharded, if nothing else is sharded.
     own_states : list of shared variables
         States of random streams that differ between ranks.
     modes : list of "gather" or None
-        For each output: ``"gather"`` if the ranks hold its rows in rank order, ``None`` if each has the full value.
+        For each output: ``"gather"`` if each rank has its rows, in rank order; ``None`` if each has the full value.
 
     Raises
     ------
@@ -204,7 +204,7 @@ class ShardedGraph(Graph):
         return [*super()._copied_ins(), *(numbers if self.takes_rows else ())]
 
     def _check_sliceable(self, used: Sequence[Any]) -> None:
-        """Accept all variables; one that is used only for its length does not occur in the sharded graph."""
+        """Accept all variables, because a variable that is used only for its length is not in the sharded graph."""
 
     def partition(self, compiled: Any) -> Partition:
         """Return the report of the collectives in a function that was compiled from this graph."""
@@ -223,7 +223,7 @@ class ShardedGraph(Graph):
 
     @property
     def common(self) -> list[Any]:
-        """Lengths along axes that are not sharded; the same on all ranks and in all slices."""
+        """Lengths along axes that are not sharded, which are equal on all ranks and in all slices."""
         found = map(self.expression_of, self._lengths.common)
         return [one for one in found if one is not None]
 

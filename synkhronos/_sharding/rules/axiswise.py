@@ -60,7 +60,7 @@ def _dimshuffle(node: Any) -> list[AcceptableSharding]:
 
 
 def _other_axes(node: Any, variable: Any) -> list[int] | str:
-    """Return all axes but the one along which an operation works; a reason if that is not known."""
+    """Return all axes except that along which an operation works, or a reason if that axis is not known."""
     axis = ops.axis_of(node)
     axis = None if axis is None else constant_of(axis)
     if axis is None:
@@ -184,7 +184,10 @@ def _batched_dot(node: Any) -> str | list[AcceptableSharding]:
 
 @register_sharding(ops.Blockwise)
 def _blockwise(node: Any) -> list[AcceptableSharding]:
-    """Shard a Blockwise along its batch axes, labelled by numbers; one of a matrix product also as a product."""
+    """Shard a Blockwise along its batch axes, which are labelled by numbers.
+
+    A Blockwise of a matrix product can also be sharded along the axes of the matrices, as other products.
+    """
     op, batch = node.op, list(map(str, range(node.op.batch_ndim(node))))
     if type(op.core_op) is ops.Dot:
         return _product(node, [[*batch, "i", "k"], [*batch, "k", "j"]], [[*batch, "i", "j"]])
@@ -214,7 +217,7 @@ def _sparse_values(node: Any) -> list[AcceptableSharding]:
 
 
 def _softmax(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
-    """Keep the placement of the input. A softmax that sums over rows is replaced by its inner graph, if it has one."""
+    """Keep the placement of the input; replace a softmax that sums over rows by its inner graph, if it has one."""
     shard = propagation.shard_of(node.inputs)
     if shard is None:
         return propagation.computed_replicated(node)
@@ -237,7 +240,7 @@ def _row_by_row_with_bias(node: Any) -> list[AcceptableSharding]:
 
 
 def _gradient_with_bias(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
-    """Shard the gradient of a cross-entropy, which broadcasts its first input if that has length 1 at run time."""
+    """Shard the gradient of a cross-entropy. At run time it broadcasts its first input if that has length 1."""
     shard = propagation.shard_of(node.inputs)
     if shard is None:
         return propagation.computed_replicated(node)
@@ -254,7 +257,7 @@ RULES[ops.CrossentropySoftmax1HotWithBiasDx] = _gradient_with_bias
 
 
 def _of_any_batch(node: Any, inputs: Sequence[Any]) -> Any:
-    """Apply a convolution to a shard of the images, without the number of images that its ``imshp`` may fix."""
+    """Apply a convolution to a shard of the images, ignoring the number of images that its ``imshp`` may state."""
     op = node.op
     if op.imshp is not None:
         op = copy.copy(op)

@@ -1,12 +1,13 @@
 """Sharding rules of Scan, IfElse, and operations with an inner graph or an equivalent expression.
 
-Scan: placements are propagated through the inner graph by the same rules, for assumed placements of the states. Outer
-variables replace the inner ones that stand for them, so that a collective on them runs once, before the loop.
+Scan: placements are propagated through the inner graph by the same rules, for assumed placements of the states. Inner
+variables that do not change between steps are replaced by the outer variables for which they stand. A collective on
+these therefore runs once, before the loop.
 
-A fixed-point iteration finds placements of the states that each step keeps. A state that is sharded before the loop or
-after a step is assumed to be sharded. A sum over rows to which steps only add is assumed to be partial until the end of
-the loop. All other states are replicated. The iteration ends, because a state becomes sharded at most once, and
-replicated at most once.
+A fixed-point iteration finds placements of the states that do not change in a step. A state that is sharded before the
+loop or after a step is assumed to be sharded. A sum over rows to which steps only add is assumed to be partial until
+the end of the loop. All other states are replicated. The iteration terminates, because each state becomes sharded at
+most once, and replicated at most once.
 
 IfElse: all ranks must take the same branch, so the condition is replicated. The results of both branches get the same
 placement.
@@ -94,15 +95,15 @@ class Steps:
     # -- resulting placements
 
     def rows_of(self, i: int) -> Shard | None:
-        """Return the sharding of a state after a step; ``None`` if it has none, or one that depends on the step."""
+        """Return the sharding of a state after a step; ``None`` if it has none, or if it depends on the step."""
         found = [self._propagation.placement(new) for new in self._new_states[i]]
         shard = next((one for one in found if isinstance(one, Shard)), None)
         return shard if shard is not None and self._are_fixed(shard.outer, shard.inner) else None
 
     def keeps(self, i: int) -> bool:
-        """Return whether a step keeps a state's placement.
+        """Return whether a state has the same placement before and after a step.
 
-        A replicated state can always be kept, by a collective. A partial state must not be reduced within a step.
+        A state can always stay replicated, by a collective. A partial state must not be reduced within a step.
         """
         placement = self._placements[i]
         if isinstance(placement, Replicate):
@@ -310,7 +311,7 @@ def _inside(placement: Placement) -> Placement:
 
 
 def _mapped(propagation: Propagation, node: Any, loop: Any) -> Sequence[Placed] | None:
-    """Shard a loop with one step per row and no states: each rank maps its own rows. ``None`` for other loops."""
+    """Shard a loop with one step for each row and no states: each rank maps its own rows. ``None`` for other loops."""
     lengths, sequences = propagation.lengths, [outer for _, outer in loop.sequences]
     placements = [propagation.placement(one) for one in sequences]
     shard = next((one for one in placements if isinstance(one, Shard) and one.axis == 0), None)

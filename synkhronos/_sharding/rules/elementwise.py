@@ -25,14 +25,15 @@ def _elementwise(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
 def _of_partial(propagation: Propagation, node: Any) -> Sequence[Placed]:
     """Apply an operation to partial and replicated inputs: before the all-reduce if it is linear, else after it.
 
-    Factors must be constants: with others, 0 × inf on one rank would give NaN where the serial program gives inf.
+    Factors must be constants. With other factors, 0 × inf on one rank could give NaN where the serial program gives
+    inf.
     """
     placements = list(map(propagation.placement, node.inputs))
-    if not set(placements) <= {Replicate(), Partial()}:  # partial maxima and the like
+    if not set(placements) <= {Replicate(), Partial()}:  # an input is a partial maximum, minimum or product
         return propagation.computed_replicated(node)
     partial = [one == Partial() for one in placements]
     inputs, kind = list(map(propagation.new, node.inputs)), node.op.scalar_op
-    # integers overflow in the same way only if the dtype stays the same
+    # integers overflow as in the serial program only if the dtype does not change
     same = all(one.dtype == node.outputs[0].dtype for one, is_sum in zip(node.inputs, partial) if is_sum)
     is_linear = False
     if isinstance(kind, (scalar.Add, scalar.Sub)):
@@ -67,7 +68,7 @@ def _scales(variable: Any) -> bool:
 def _counts(propagation: Propagation, variable: Any) -> bool:
     """Return whether a variable is the number of rows × a positive constant, like the divisor of a mean.
 
-    Without rows, 0 / 0 is NaN before and after the sum over ranks.
+    If there are no rows, the result is 0 / 0 = NaN, whether ranks divide before or after the sum over ranks.
     """
     node = variable.owner
     if node is not None and isinstance(node.op, ops.DimShuffle):
@@ -76,7 +77,7 @@ def _counts(propagation: Propagation, variable: Any) -> bool:
     if _is_cast(node) and variable.ndim == 0:
         length = propagation.lengths.scalar(node.inputs[0])
     elif node is not None and isinstance(node.op, ops.Subtensor) and _is_cast(node.inputs[0].owner):
-        # T.mean casts the vector of lengths, not one of them
+        # T.mean casts the vector of all lengths, and selects one afterwards
         numbers = propagation.lengths.vector(node.inputs[0].owner.inputs[0])
         place = constant_of(ops.basic_index(node.inputs, node.op)[0])
         length = numbers[place] if numbers is not None and place is not None else None
@@ -88,7 +89,10 @@ def _is_cast(node: Any) -> bool:
 
 
 def _fill(propagation: Propagation, node: Any) -> Sequence[Placed]:
-    """Replace ``fill(a, b)`` of scalars by ``b``. Gradients begin so, and computing ``a`` might need a collective."""
+    """Replace ``fill(a, b)`` of scalars by ``b``.
+
+    A gradient begins with such a fill of the cost, and computing ``a`` might need a collective.
+    """
     value = node.inputs[-1]
     if isinstance(node.op.scalar_op, scalar.Second) and value.ndim == 0 and value.type == node.outputs[0].type:
         return [Placed(propagation.new(value), Replicate())]

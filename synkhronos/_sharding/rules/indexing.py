@@ -1,7 +1,7 @@
 """Sharding rules of indexing and its gradients.
 
-A sharded axis stays sharded if the index selects all of it, in order. A replicated array may be indexed by sharded
-arrays of integers, as in an embedding: the result is then sharded like the index.
+A sharded axis stays sharded if the index selects all of it, in order. If a replicated array is indexed by sharded
+arrays of integers, as in an embedding, the result is sharded like the index.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sharding rules of operations that read shapes, or take them as arguments: Shape, Alloc, Reshape, SpecifyShape.
 
-A shape that the program reads is that of the full value. Where a length that is exactly rows × k is an argument, the
-result is sharded along that axis, and has k times this rank's number of rows.
+A shape that the program reads is that of the full value. If an argument is a length that is known to be rows × k, the
+result is sharded along that axis. Its local length is k times this rank's number of rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _made(propagation: Propagation, node: Any) -> Sequence[Placed]:
 
 
 def _made_empty(propagation: Propagation, node: Any) -> Sequence[Placed]:
-    """Shard an AllocEmpty along its first axis of length rows × k, like the values that are probably written to it."""
+    """Shard an AllocEmpty along its first axis of length rows × k, as the values written to it probably are sharded."""
     for axis, size in enumerate(node.inputs):
         per_row = propagation.lengths.per_row(propagation.lengths.scalar(size))
         if per_row is not None:
