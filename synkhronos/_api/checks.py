@@ -129,7 +129,7 @@ class Serial:
 
 
 def _picked(value: Any, rows: Selection) -> Any:
-    """Return the chosen rows of an array."""
+    """Return the selected rows of an array."""
     return value[slice(*rows.bounds)] if isinstance(rows, tuple) else value[rows]
 
 
@@ -166,8 +166,8 @@ class Checks:
         self._averaged = [i for i, mode in enumerate(modes) if mode == "avg" and not named[i]]
         self._own = [i for i, mode in enumerate(modes) if mode is None]
         self._undeclared: list[Any] = []
-        self._axes: dict[int, int] | None = None  # of the rows of outputs and new values
-        self._warned: set[Any] = set()  # shared variables
+        self._axes: dict[int, int] | None = None  # cache: sharded axis of outputs and new values
+        self._warned: set[Any] = set()  # shared variables of which a warning was issued
         self._may_be_undivided = bool(
             graph.input_variables
             and not graph.n_scattered

@@ -176,7 +176,7 @@ class Results:
         collectives: GraphCollectives,
         private: Callable[[Any], Any],
     ) -> list[Any]:
-        """Combine the ranks' values of each wanted output; return NumPy arrays, or GPU arrays if the output's type is.
+        """Combine the ranks' values of each wanted output; return NumPy arrays, or GPU arrays for outputs of GPU type.
 
         Parameters
         ----------

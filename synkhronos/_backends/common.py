@@ -15,8 +15,8 @@ class Loop(NamedTuple):
     Its outputs are states, results and shared variables. Pairs are (variable in the step, variable in the outer graph).
     """
 
-    inputs: list[Any]  # of a step
-    outputs: list[Any]  # of a step: new entries of states, results, new values of shared variables, maybe a condition
+    inputs: list[Any]  # of one step
+    outputs: list[Any]  # of one step: new entries of states, results, new values of shared variables, any condition
     n_steps: Any
     sequences: list[tuple[Any, Any]]
     states: list[tuple[list[Any], Any]]  # (entries of the state that a step reads, initial state in the outer graph)

@@ -73,7 +73,7 @@ def variables_used(arguments: dict[str, Any]) -> list[Any]:
         Keyword arguments of the backend's ``function``, as `synkhronos._backends.divert` passes them.
     """
     asked = (arguments[name] for name in ("outputs", "givens", "updates"))
-    outputs, givens, updates = ([] if one is None else one for one in asked)  # an expression has no truth value
+    outputs, givens, updates = ([] if one is None else one for one in asked)  # no `or`: expressions have no truth value
     outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
     pairs = [pair for pairs in (givens, updates) for pair in (pairs.items() if hasattr(pairs, "items") else pairs)]
     found = [*(getattr(output, "variable", output) for output in outputs), *(new for _, new in pairs)]

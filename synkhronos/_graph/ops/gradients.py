@@ -54,7 +54,7 @@ def gradient(op: str, x: Any, y: Any, g: Any, collective: Callable[[str, Any], A
     if x.dtype not in CONTINUOUS:
         return x.zeros_like(dtype=config.floatX)
     constant = _constant(g)
-    if constant and op in ("avg", "sum", GATHER):  # not for zeros: PyTensor may differentiate with respect to them
+    if constant and op in ("avg", "sum", GATHER):  # not 0: PyTensor may differentiate with respect to zeros
         mean = T.fill(x, T.cast(constant, x.dtype))
         return mean if op == "avg" else mean * _inverse_weight(x)
     mean = collective("avg", g)
