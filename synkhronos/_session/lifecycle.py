@@ -36,7 +36,7 @@ _lock = threading.RLock()
 _FRAMES = 220  # upper limit of the stack frames that `fork` and `close` need, mostly in `Dispatcher.issue`
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
-#: All existing `Function` objects; a new session takes over those of earlier sessions.
+#: All existing `Function` objects; functions of earlier sessions join a new session.
 functions: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -51,7 +51,7 @@ def current(function: str = "this") -> Session:
     Raises
     ------
     SessionError
-        If there is no session, or if a signal handler or finalizer asks for it during a call.
+        If there is no session, or if a signal handler or finalizer needs it during a call.
     """
     if _session is None:
         raise SessionError(f"synkhronos.{function}: there is no session; call synkhronos.fork() first")

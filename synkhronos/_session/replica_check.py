@@ -70,7 +70,7 @@ class ReplicaCheck:
                 self._data.discard(var.container)
 
     def scattered(self, variables: Sequence[Any]) -> list[Any]:
-        """Return those of the variables that were scattered and not made equal since."""
+        """Filter variables: return the ones that were scattered and have not been made equal since."""
         return [var for var in variables if var.container in self._parts]
 
     def all(self) -> list[Any]:

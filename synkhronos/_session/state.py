@@ -236,7 +236,7 @@ class Session:
         self._ledger.trim()
 
     def _restore(self, ranks: tuple[int, ...]) -> list[Any]:
-        """Send functions, variables and data to new workers; return the variables of which rows are lost."""
+        """Send functions, variables and data to new workers; return the variables that have lost rows."""
         assert self.shards is not None
         self._functions.restore(ranks)
         self.shards.restore(ranks)

@@ -82,8 +82,8 @@ def top_k(op: Any, x: Any, k: Any, axis: int, idx_dtype: Any) -> Any:
     Returns
     -------
     array, or tuple of two arrays
-        The values, their indices, or both in this order. Shapes are that of ``x``, with ``abs(k)`` elements along
-        ``axis``.
+        The values, their indices, or both in this order. Each has the shape of ``x``, except for ``abs(k)`` elements
+        along ``axis``.
 
     Raises
     ------

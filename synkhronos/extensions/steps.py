@@ -24,7 +24,7 @@ def free(expressions: Any, inputs: Sequence[Any], givens: Any) -> list[Any]:
     Raises
     ------
     TypeError
-        If a variable has no name, or a name is not unique or that of a parameter of the call.
+        If a variable has no name, if a name is not unique, or if it is the name of a parameter of the call.
     """
     replaced = dict(givens or ())
     found = [var for var in leaves_of([*expressions, *replaced.values()], list(replaced)) if var.owner is None]

@@ -25,7 +25,7 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     """Have all ranks evaluate a model in a ``with`` block, for `pm.sample`, `pm.find_MAP`, `pm.fit` and the like.
 
     If PyMC builds a function in the block that uses the model's data, the function is sharded by the rows of the data:
-    observed values, `pm.Data`, and constants of 65 numbers or more. Its results are those of PyMC's own functions, up
+    observed values, `pm.Data`, and constants of 65 numbers or more. Its results equal those of PyMC's own functions, up
     to rounding. Data are sent to the ranks once, and again after ``set_data``. Functions that only draw random numbers
     are PyMC's own, and run on the controller. The block is also a context of the model, like ``with model:``.
 

@@ -21,7 +21,7 @@ def apply_momentum(updates: Updates, params: Optional[Any] = None, momentum: Any
     Parameters
     ----------
     updates : OrderedDict
-        The rule's ``param_updates``, which give the value u to p; it is not changed.
+        The rule's ``param_updates``, which assign the value u to p; not modified.
     params : iterable of shared variables, optional
         The variables that get momentum. Default: all, including the rule's state, as in Lasagne.
     momentum : float or symbolic scalar
@@ -30,7 +30,7 @@ def apply_momentum(updates: Updates, params: Optional[Any] = None, momentum: Any
     Returns
     -------
     OrderedDict
-        The updates with momentum, and those of the velocities, each of its parameter's shape and dtype.
+        The updates with momentum, and the updates of the velocities, which have the parameters' shapes and dtypes.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def apply_nesterov_momentum(updates: Updates, params: Optional[Any] = None, mome
     Parameters
     ----------
     updates : OrderedDict
-        The rule's ``param_updates``, which give the value u to p; it is not changed.
+        The rule's ``param_updates``, which assign the value u to p; not modified.
     params : iterable of shared variables, optional
         The variables that get momentum. Default: all, including the rule's state, as in Lasagne.
     momentum : float or symbolic scalar
@@ -75,7 +75,7 @@ def apply_nesterov_momentum(updates: Updates, params: Optional[Any] = None, mome
     Returns
     -------
     OrderedDict
-        The updates with momentum, and those of the velocities, each of its parameter's shape and dtype.
+        The updates with momentum, and the updates of the velocities, which have the parameters' shapes and dtypes.
 
     Raises
     ------
