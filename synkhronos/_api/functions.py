@@ -20,10 +20,10 @@ from synkhronos._processes import COLLECTIVES
 from synkhronos._rank import Call
 from synkhronos._session import Session, current, functions
 from synkhronos._utils.display import html_table, public_names
+from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos.errors import SessionError
 
 _MOST_PLANS = 16  # number of plans that a function caches
-_NO_PLAN = (None, ())
 
 
 _NEVER = -1  # count of changes for a function whose scattered variables were not checked in this session
@@ -116,7 +116,7 @@ class Function(Appearance):
         self._checks = Checks(graph, results, named, named_updates=named_updates)
         self._keys: dict[tuple[_graph.Graph, Variant], int] = {}
         self._session: weakref.ref[Session] | None = None
-        self._plans: dict[tuple[Any, ...], tuple[Call | None, Sequence[ArrayRef]]] = {}  # by signature of the call
+        self._plans: KeyedCache[tuple[Call, Sequence[ArrayRef]]] = KeyedCache(_MOST_PLANS)  # of the session
         self._n_changes = _NEVER
         functions.add(self)
         self.join(session)
@@ -303,17 +303,17 @@ class Function(Appearance):
                 )
             if session.replicas.n_changes != self._n_changes:
                 self._checks.check_variables(session, self.name, session.replicas.scattered(self.get_shared()))
-                self._plans, self._n_changes = {}, session.replicas.n_changes
-            call, sight, expected, on_ranks = None, None, None, None
+                self._n_changes = session.replicas.n_changes
+            call, sight, plan, expected, on_ranks = None, None, None, None, None
             if self._graph.sliceable_shareds:
                 self._distributed(session, self._plain, self._graph)
                 on_ranks = tuple(rows_on_ranks(session, self._graph))
             if not is_checked and batch_s is None:
                 sight = make_signature(values, batch, self._scattered, on_ranks, num_slices, subset, place)
                 if sight is not None:
-                    call, refs = self._plans.get(sight.signature, _NO_PLAN)
-                    if call is not None and sight.contents and not session.restage(refs, sight.contents):
-                        call = None
+                    plan = self._plans.get(sight.signature, self._n_changes)
+                    if plan is not None and (not sight.contents or session.restage(plan[1], sight.contents)):
+                        call = plan[0]
             if call is None:
                 parsed = batch if sight is None or sight.batch is None else sight.batch
                 inputs = check_inputs(session, self._graph, self._inputs, values, parsed)
@@ -324,9 +324,7 @@ class Function(Appearance):
                 call, refs = self._planner.plan(session, distributed, inputs, rows, num_slices, subset)
                 self._checks.check_call(call, wanted)
                 if sight is not None:
-                    if len(self._plans) >= _MOST_PLANS:
-                        self._plans.clear()
-                    self._plans[sight.signature] = call, refs
+                    self._plans.put(sight.signature, self._n_changes, (call, refs))
             single = self._single and bool(self.output_modes) and subset is None
 
             def finish(results: Sequence[Any]) -> Any:
@@ -375,8 +373,8 @@ class Function(Appearance):
         if self._session is None or self._session() is not session:
             if self._plain.device and not session.on_gpu:
                 return False
-            self._session, self._keys, self._plans = weakref.ref(session), {}, {}
-            self._n_changes = _NEVER
+            self._session, self._keys, self._n_changes = weakref.ref(session), {}, _NEVER
+            self._plans = KeyedCache(_MOST_PLANS)
             self._key(session, self._plain, self._graph)
             session.replicas.note_data(self._graph.sliceable_shareds)
         return True

@@ -25,6 +25,7 @@ from synkhronos._processes import COLLECTIVES, FUNCTION, SHUFFLE, ProcessGroup
 from synkhronos._rank.collective_handlers import CollectiveHandlers
 from synkhronos._rank.commands import Call
 from synkhronos._rank.results import RowViews
+from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.rows import Rows, Selection, pieces, take
 
 
@@ -139,7 +140,7 @@ class Caller:
         self._rank = group.world.first + group.rank
         self._is_master = self._rank == group.world.master_rank
         self._functions = functions
-        self._ready: dict[int, tuple[Call, Callable[[], list[Any] | None]]] = {}  # last command by function
+        self._ready: KeyedCache[Callable[[], list[Any] | None]] = KeyedCache()  # by function
         self._runners: dict[tuple[int, tuple[int, ...] | None], Callable[[list[Any]], list[Any]]] = {}
         self._segments = segments
         self._row_views = row_views
@@ -155,10 +156,9 @@ class Caller:
         The work that a command requires is prepared once, and again only if the command differs from the last command
         of its function.
         """
-        last, execute = self._ready.get(command.function, (None, None))
-        if execute is None or last is not command:
-            execute = self._prepare(command)
-            self._ready[command.function] = command, execute
+        execute = self._ready.get(command.function, command)
+        if execute is None:
+            execute = self._ready.put(command.function, command, self._prepare(command))
         return execute()
 
     def forget(self, function: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from synkhronos._memory import ArrayRef, SegmentRef
 from synkhronos._rank.commands import AllReduce, Call, Command, Follow, Source
+from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.rows import Rows
 from synkhronos.errors import CollectiveAborted
 
@@ -114,14 +115,13 @@ class Encoder:
     """
 
     def __init__(self) -> None:
-        self._last: tuple[Any, bytes] = (self, b"")
+        self._pickled: KeyedCache[bytes] = KeyedCache()
 
     def dumps(self, message: Any) -> bytes:
         """Return a message as bytes, for a `Decoder`."""
-        last, pickled = self._last
-        if message != last:
-            pickled = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-            self._last = (message, pickled)
+        pickled = self._pickled.get(None, message)
+        if pickled is None:
+            pickled = self._pickled.put(None, message, pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
         return pickled
 
 
@@ -132,12 +132,9 @@ class Decoder:
     """
 
     def __init__(self) -> None:
-        self._last: tuple[bytes, Any] = (b"", None)
+        self._messages: KeyedCache[Any] = KeyedCache()
 
     def loads(self, pickled: bytes) -> Any:
         """Return the message."""
-        last, message = self._last
-        if pickled != last:
-            message = pickle.loads(pickled)
-            self._last = (pickled, message)
-        return message
+        message = self._messages.get(None, pickled)
+        return self._messages.put(None, pickled, pickle.loads(pickled)) if message is None else message

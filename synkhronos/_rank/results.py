@@ -17,6 +17,7 @@ from synkhronos._memory import SegmentTable, aligned, dtype_spec
 from synkhronos._native import native
 from synkhronos._rank.commands import RowsRef, Source
 from synkhronos._rank.messages import Arrays, Placed, Sent
+from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.rows import Rows, Selection
 
 
@@ -110,8 +111,8 @@ class ResultPublisher:
         self._first = rank * self._room
         self._used = 0
         self._handed_out: list[Any] = []
-        self._small: dict[tuple[int, tuple[int, ...], np.dtype], tuple[Placed, np.ndarray]] = {}
-        self._read: dict[tuple[int, int], tuple[Arrays, list[np.ndarray | None]]] = {}  # last reply by place
+        self._small: KeyedCache[tuple[Placed, np.ndarray]] = KeyedCache(_MOST_PLACES)
+        self._read: KeyedCache[list[np.ndarray | None]] = KeyedCache()
 
     def forget(self) -> None:
         """Release the published arrays: the next command has come, so the controller does not read them any more."""
@@ -146,13 +147,11 @@ class ResultPublisher:
 
     def _small_place(self, used: int, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Placed, np.ndarray]:
         """Return the place of a small array and a view of it, cached because shapes repeat from call to call."""
-        key = used, shape, dtype
-        if key not in self._small:
-            if len(self._small) >= _MOST_PLACES:
-                self._small.clear()
+        found = self._small.get((used, shape), dtype)
+        if found is None:
             placed = Placed(0, self._first + used, shape, dtype_spec(dtype))
-            self._small[key] = placed, self._view(placed)
-        return self._small[key]
+            found = self._small.put((used, shape), dtype, (placed, self._view(placed)))
+        return found
 
     def _view(self, one: Placed | Sent) -> np.ndarray:
         if isinstance(one, Sent):
@@ -169,8 +168,8 @@ class ResultPublisher:
         arrays : Arrays
             The rank's reply.
         """
-        last, views = self._read.get(place, (None, []))
-        if arrays is not last:
+        views = self._read.get(place, arrays)
+        if views is None:
             views = [None if one is None else self._view(one) for one in arrays.values]
-            self._read[place] = arrays, views
+            self._read.put(place, arrays, views)
         return views

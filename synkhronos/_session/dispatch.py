@@ -16,6 +16,7 @@ from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder
 from synkhronos._session.diagnostics import BROKEN, LOST, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
+from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
 _INTERRUPT_SECONDS = 0.7  # time for the ranks to reply after the controller was interrupted
@@ -129,10 +130,7 @@ class Dispatcher:
         self._restore = restore
         self._encoder = Encoder()
         self._decoders = [Decoder() for _ in range(group.n_ranks)]
-        self._last: tuple[list[bytes | None], list[Any]] = (
-            [],
-            [],
-        )  # the last replies without a failure, and their decoded results
+        self._decoded: KeyedCache[list[Any]] = KeyedCache()  # results by the replies of all ranks, without failures
         self._is_waiting = False  # whether a command was sent and is not yet complete and cleaned up
         self._restarts = 0  # in a row, without a successful one
 
@@ -170,8 +168,8 @@ class Dispatcher:
                 raise
             finally:
                 self._is_waiting = was_waiting
-            last, decoded = self._last
-            if own_error is None and replies == last:
+            decoded = self._decoded.get(None, replies) if own_error is None else None
+            if decoded is not None:
                 self._ledger.delivered()
                 results = decoded.copy()
                 results[self._group.master_rank] = result
@@ -187,7 +185,7 @@ class Dispatcher:
             results = [self._read(rank, one, isinstance(command, InOrder)) for rank, one in enumerate(results)]
             decoded = results.copy()
             decoded[self._group.master_rank] = None
-            self._last = replies, decoded
+            self._decoded.put(None, replies, decoded)
             return results
 
     def check_closed(self, error: BaseException) -> None:

@@ -10,6 +10,7 @@ use of the variable raises an error until the rows are set again.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from synkhronos import _graph, _rank
 from synkhronos._session.submission import Sequencer
+from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
 
@@ -24,8 +26,8 @@ from synkhronos.errors import SessionError
 class ShapeCache:
     """Cache of the shapes of shared variables on all ranks.
 
-    An entry is valid until a command may have changed the shapes, or the controller's own shapes differ from it. When a
-    worker replaces a dead one, it loads functions, which is such a command.
+    Commands that may change shapes are counted, and an entry is valid for the counts and the controller's own shapes at
+    that time. When a worker replaces a dead one, it loads functions, which is such a command.
 
     Parameters
     ----------
@@ -37,29 +39,34 @@ class ShapeCache:
 
     def __init__(self, sequencer: Sequencer, replica: _rank.Replica, master_rank: int) -> None:
         self._sequencer, self._replica, self._master_rank = sequencer, replica, master_rank
-        self._known: dict[tuple[int, ...], list[list[tuple[int, ...]]]] = {}
+        self._shapes: KeyedCache[list[list[tuple[int, ...]]]] = KeyedCache()  # by the keys of the variables
+        self._n_changes = 0  # of all variables
+        self._changes: Counter[int] = Counter()  # by a variable's key: calls that may have changed its shape
+        self._updated: KeyedCache[set[Any]] = KeyedCache()  # keys of variables, by function and call
 
     def of(self, variables: Sequence[Any]) -> list[list[tuple[int, ...]]]:
         """Return, for each rank, the list of the variables' shapes on that rank."""
         self._sequencer.check_first(_rank.Shapes.__name__)
         keys = self._replica.variables.keys_of(variables)
-        known = self._known.get(keys)
-        if known is None or known[self._master_rank] != [_graph.get_array(var).shape for var in variables]:
-            known = self._known[keys] = self._sequencer.run(_rank.Shapes(keys))
-        return known
+        own = [_graph.get_array(variable).shape for variable in variables]
+        version = self._n_changes, [self._changes[key] for key in keys], own
+        shapes = self._shapes.get(keys, version)
+        return self._shapes.put(keys, version, self._sequencer.run(_rank.Shapes(keys))) if shapes is None else shapes
 
     def see(self, command: _rank.Command) -> None:
-        """Remove the entries that a command may change."""
+        """Record which shapes a command may change."""
         for part in command.parts if isinstance(command, _rank.InOrder) else (command,):
-            if not self._known:
+            if not self._shapes:
                 return
             if isinstance(part, _rank.Call):
-                changed = self._updated(part)
-                self._known = {keys: shapes for keys, shapes in self._known.items() if changed.isdisjoint(keys)}
+                updated = self._updated.get(part.function, part)
+                if updated is None:
+                    updated = self._updated.put(part.function, part, self._updated_by(part))
+                self._changes.update(updated)
             elif type(part) not in _rank.KEEPS_SHAPES:
-                self._known = {}
+                self._n_changes += 1
 
-    def _updated(self, call: _rank.Call) -> set[Any]:
+    def _updated_by(self, call: _rank.Call) -> set[Any]:
         keys = (call.function, *(() if call.follow is None else (call.follow.function,)))
         functions = [self._replica.functions[key] for key in keys]
         updated = [var for function in functions for var in _graph.updated_variables(function)]

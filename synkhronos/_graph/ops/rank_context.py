@@ -19,6 +19,7 @@ import numpy as np
 
 from synkhronos._collectives import HostTransport, Part, result_dtype
 from synkhronos._processes import COLLECTIVES
+from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class RankContext:
         self._transport = transport
         self._timeline = timeline
         self._lost: Exception | None = None
-        self._known: dict[Any, Any] = {}  # the last reductions of each collective
+        self._prepared: KeyedCache[tuple[int, list[Any]]] = KeyedCache()  # reductions of each collective
         self._left: list[Any] = []  # memory that other ranks may still read and write after an error
 
     def execute(self, weights: tuple[int, ...], function: Callable[[], Any]) -> Any:
@@ -176,9 +177,9 @@ class RankContext:
 
     def _reductions(self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray]) -> tuple[int, list[Any]]:
         """Return a checksum that must equal that of all ranks, and for each array the reduction, ``None`` for rows."""
-        seen = [(array.shape, array.dtype) for array in arrays]
-        last, weights, known = self._known.get((number, ops), (None, None, None))
-        if known is None or last != seen or weights != self.weights:
+        slot, key = (number, ops), (self.weights, [(array.shape, array.dtype) for array in arrays])
+        prepared = self._prepared.get(slot, key)
+        if prepared is None:
             same = (*ops, *(array.shape for op, array in zip(ops, arrays) if op not in (GATHER, BROADCAST)))
             reductions: list[Any] = []
             for op, array in zip(ops, arrays):
@@ -187,9 +188,9 @@ class RankContext:
                     None if returned is None else self._transport.reduction_of(op, array.dtype, returned, self.weights)
                 )
                 reductions.append(None if how is None else (returned, how))
-            known = zlib.crc32(repr((number, same)).encode()), reductions  # unlike hash(), the same on every node
-            self._known[number, ops] = seen, self.weights, known
-        return known
+            checksum = zlib.crc32(repr((number, same)).encode())  # unlike hash(), the same on every node
+            prepared = self._prepared.put(slot, key, (checksum, reductions))
+        return prepared
 
     def _is_present(self, rank: int, op: str) -> bool:
         """Return whether a rank contributes rows to a gather or a broadcast."""
