@@ -27,7 +27,7 @@ __version__ = "0.2.0"
 #: Where each public name is defined: the module, and its name there.
 _HOMES, _GROUPS = _listed(__name__, __file__ + "i")
 
-#: Modules that are imported when a name of their own is used. A module in itself is such a name.
+#: Modules that a program may use without the others, which take longer to import. A module in itself is such a name.
 _APART = ("synkhronos._backends", "synkhronos.errors", "synkhronos.extensions")
 
 __all__ = sorted(_HOMES)
@@ -44,7 +44,7 @@ def __getattr__(name: str) -> object:
         return lambda: None
     home = _HOMES[name][0]
     for public, (module, own) in _HOMES.items():
-        if module == home or (home not in _APART and module not in _APART):
+        if module == home or (home not in _APART and module != "synkhronos.extensions"):
             globals().setdefault(public, getattr(import_module(module), own) if own else import_module(module))
     return globals()[name]
 
