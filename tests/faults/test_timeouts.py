@@ -5,12 +5,14 @@ import signal
 
 import numpy as np
 import pytest
-from fault_ops import LONG_SLEEP
+from fault_ops import LONG_SLEEP, SLEEP_THREE
 from faulty_function import assert_broken, build, built
 from process_state import worker_pids
 from scripts import run_script
 
 import synkhronos as synk
+
+TIMEOUT = 2  # seconds: workers on a busy machine load a function in less
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "1", True, float("nan")])
@@ -21,17 +23,17 @@ def test_wrong_timeouts(no_session, timeout):
 
 
 def test_a_timeout_names_rank_and_command(no_session):
-    synk.fork(3, timeout=0.5)
+    synk.fork(3, timeout=TIMEOUT)
     function, fault, _ = build()
     pids = worker_pids()
     synk.set_value(2, fault, LONG_SLEEP)
-    with pytest.raises(synk.WorkerTimeout, match=rf"rank 2 \(cpu, pid {pids[1]}\).*0\.5 seconds.*Call"):
+    with pytest.raises(synk.WorkerTimeout, match=rf"rank 2 \(cpu, pid {pids[1]}\).*{TIMEOUT} seconds.*Call"):
         function(np.ones(6))
     assert_broken(pids)
 
 
 def test_a_timeout_in_a_collective_names_the_rank_that_the_others_wait_for(no_session):
-    synk.fork(4, timeout=0.5)
+    synk.fork(4, timeout=TIMEOUT)
     build()
     pids = worker_pids()
     os.kill(pids[1], signal.SIGSTOP)
@@ -59,7 +61,7 @@ def test_a_timeout_during_fork():
 
 def test_a_timeout_is_no_limit_for_the_master_itself(no_session):
     """Its own share may take as long as it takes."""
-    synk.fork(2, timeout=0.5)
+    synk.fork(2, timeout=TIMEOUT)
     function, fault, _ = build()
-    synk.set_value(0, fault, 2)  # one second
+    synk.set_value(0, fault, SLEEP_THREE)
     assert function(np.ones(6)) == 6

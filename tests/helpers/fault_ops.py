@@ -7,7 +7,7 @@ import time
 from backend import theano
 
 #: What `Fault` does: the values of its second input.
-NOTHING, RAISE, SLEEP, KILL, SEGFAULT, EXIT, LEAVE, LONG_SLEEP, RAISE_LATE = range(9)
+NOTHING, RAISE, SLEEP, KILL, SEGFAULT, EXIT, LEAVE, LONG_SLEEP, RAISE_LATE, SLEEP_THREE = range(10)
 
 
 class Fault(theano.Op):
@@ -23,8 +23,8 @@ class Fault(theano.Op):
         if fault in (RAISE, RAISE_LATE):
             time.sleep(0.2 * (fault == RAISE_LATE))
             raise ZeroDivisionError(f"the fault that the test ordered, fault {int(fault)}")
-        if fault in (SLEEP, LONG_SLEEP):
-            time.sleep(1.0 if fault == SLEEP else 20.0)
+        if fault in (SLEEP, LONG_SLEEP, SLEEP_THREE):
+            time.sleep({SLEEP: 1.0, LONG_SLEEP: 20.0, SLEEP_THREE: 3.0}[int(fault)])
         elif fault in (KILL, SEGFAULT):
             os.kill(os.getpid(), signal.SIGKILL if fault == KILL else signal.SIGSEGV)
         elif fault == EXIT:
