@@ -16,7 +16,7 @@ from synkhronos._api.variables import as_list, check_shapes, like, match, over_n
 from synkhronos._collectives import nccl_moves
 from synkhronos._processes import COLLECTIVES
 from synkhronos._rank import AllGather, Get, Nccl
-from synkhronos._utils.progress import progress
+from synkhronos._utils.display import progress
 from synkhronos.typing import Variables
 
 

@@ -67,12 +67,14 @@ TITLE = ENGINES[engine]
 #: have is `common.Absent`.
 INTERFACE = {
     "graph": (
-        "AFTER_MERGES", "BEFORE_ELEMENTWISE", "NO_TENSORS", "Apply", "Constant", "DenseType", "DisconnectedType",
-        "InconsistencyError", "NotScalarConstantError", "Op", "ReplaceValidate", "Rewriter", "SharedVariable", "T",
-        "TensorConstant", "TensorType", "UnusedInputError", "Variable", "ancestors", "as_type_of", "clone", "config",
-        "copied", "copy_stack_trace", "get_scalar_constant_value", "grad", "input_like", "io_toposort", "known_lengths",
-        "leaves_of", "printing", "register", "reshaped_like", "retyped", "scalar", "scan", "shared", "shared_like",
-        "substituted", "with_broadcastable",
+        "AFTER_MERGES", "BEFORE_ELEMENTWISE", "KEYWORDS", "NO_TENSORS", "TAKES_SUBSETS", "Apply", "Constant",
+        "Container", "DenseType", "DisconnectedType", "Function", "In", "InconsistencyError", "NotScalarConstantError",
+        "Op", "Out", "ReplaceValidate", "Rewriter", "SharedVariable", "T", "TensorConstant", "TensorType",
+        "UnusedInputError", "Variable", "ancestors", "as_type_of", "clone", "compile_function", "config", "copied",
+        "copy_stack_trace", "execution", "get_scalar_constant_value", "grad", "input_like", "io_toposort",
+        "known_lengths", "leaves_of", "machine", "plain_function", "printing", "raise_at", "rebuild_collect_shared",
+        "redirect", "register", "reshaped_like", "retyped", "scalar", "scan", "shared", "shared_like", "substituted",
+        "updated_storage", "with_broadcastable",
     ),
     "ops": (
         "DRAWS", "EXPRESSED", "ARange", "AbstractConv2d", "AbstractConv2d_gradInputs", "AbstractConv2d_gradWeights",
@@ -89,10 +91,6 @@ INTERFACE = {
         "Split", "StructuredDot", "StructuredDotGradCSC", "StructuredDotGradCSR", "Subtensor", "Sum",
         "TensorFromScalar", "UndefinedGrad", "ViewOp", "ZeroGrad", "adds", "advanced_index", "axis_of", "basic_index",
         "draws_each", "inlined", "inner_outputs", "parts_of", "read_loop", "softmax_axes",
-    ),
-    "compile": (
-        "KEYWORDS", "TAKES_SUBSETS", "Container", "Function", "In", "Out", "compile_function",
-        "execution", "machine", "plain_function", "raise_at", "rebuild_collect_shared", "redirect", "updated_storage",
     ),
     "pickling": (
         "MADE_AT_RUN_TIME", "OF_NODES", "OF_TAGS", "OF_VARIABLES", "RESET", "FromFunctionOp", "NanGuardMode", "PureOp",

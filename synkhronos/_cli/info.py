@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 
 from synkhronos._cli import report as remedies
-from synkhronos._cli.backends import Engine, engine_of
-from synkhronos._cli.cpu_benchmark import blas_parts
+from synkhronos._cli.cpus import Engine, blas_parts, engine_of
 from synkhronos._cli.gpu_libraries import Finder, survey
 from synkhronos._cli.gpus import cuda_gpus, cuda_parts, opencl_parts, pygpu_parts, try_devices
 from synkhronos._cli.launcher import chosen_in, package_path, variables

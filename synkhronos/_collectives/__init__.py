@@ -1,8 +1,15 @@
 """Reductions of arrays over ranks, and the transports that move arrays between ranks."""
 
-from synkhronos._collectives.gpu_reductions import DeviceAccumulator, accumulates
 from synkhronos._collectives.hierarchical import make_transport
-from synkhronos._collectives.nccl import NcclTransport, connect, make_clique, nccl_moves, nccl_reduces
+from synkhronos._collectives.nccl import (
+    DeviceAccumulator,
+    NcclTransport,
+    accumulates,
+    connect,
+    make_clique,
+    nccl_moves,
+    nccl_reduces,
+)
 from synkhronos._collectives.reductions import OPS, Accumulator, check_op, combine, lists_ops, result_dtype
 from synkhronos._collectives.shared_memory import ShapesDiffer, SharedMemoryTransport, Workspace
 from synkhronos._collectives.transport import HostTransport, Part, Transport

@@ -44,7 +44,7 @@ from synkhronos._graph.shared_variables import (
     is_tensor_variable,
     shared_variables_of,
 )
-from synkhronos._utils.progress import progress
+from synkhronos._utils.display import progress
 
 
 def as_in(item: Any, allow_downcast: bool | None) -> Any:

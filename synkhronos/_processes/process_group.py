@@ -33,8 +33,8 @@ from synkhronos._processes.monitor import StatusBoard
 from synkhronos._processes.rank_process import RankProcess, describe_exit, log
 from synkhronos._processes.sync import ANSWERED, SENT, Barrier, Deadline, Signals
 from synkhronos._processes.timeline import CONTROL, OUTSIDE, Timeline
+from synkhronos._utils.display import counted
 from synkhronos._utils.interrupts import deferred_interrupts
-from synkhronos._utils.progress import counted
 from synkhronos._utils.resources import count_cores
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, SessionError, WorkerDied, WorkerTimeout
 

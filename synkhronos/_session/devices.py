@@ -21,8 +21,8 @@ from synkhronos._collectives import make_clique
 from synkhronos._multinode import own_part
 from synkhronos._processes import kind_of
 from synkhronos._rank import Bind, Command, Connect
+from synkhronos._utils.display import progress
 from synkhronos._utils.interrupts import let_interrupts_pass
-from synkhronos._utils.progress import progress
 from synkhronos._utils.resources import count_cores
 from synkhronos.errors import DeviceError, WorkerDied, WorkerError, WorkerTimeout
 

@@ -12,8 +12,8 @@ from synkhronos import _graph
 from synkhronos._backends import precompile
 from synkhronos._rank import Replica, summarize
 from synkhronos._session.ledger import Ledger
+from synkhronos._utils.display import progress
 from synkhronos._utils.interrupts import FinalizerQueue, deferred_interrupts, let_interrupts_pass
-from synkhronos._utils.progress import progress
 from synkhronos.errors import WorkerError
 
 _logger = logging.getLogger("synkhronos")

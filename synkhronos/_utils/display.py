@@ -1,10 +1,29 @@
-"""Display for interactive users: errors for unknown arguments, text and HTML tables, names for `dir`."""
+"""Display for interactive users: errors for unknown arguments, tables as text and HTML, names for `dir`, progress bars.
+
+Progress of long work is shown by tqdm, on a terminal or in a notebook; logs and pipes get no output. A bar appears
+after `DELAY` seconds and is removed at the end, so short work shows nothing. `progress` updates the bar from a thread,
+because the work may be compiled code that does not return to Python. `counted` is for work that forks: it has no
+thread, and updates the bar after each part of the work.
+
+Invariant: only the process that has created a bar writes it. A process that is forked meanwhile uses neither the bar
+nor tqdm's lock.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Sequence
+import functools
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from typing import Any, ClassVar, TypeVar
+from weakref import WeakSet
+
+from synkhronos._utils.background import Background
 
 
 def unknown_keyword(function: str, name: str, known: Sequence[str]) -> TypeError:
@@ -54,3 +73,121 @@ def _tags() -> Iterable[str]:
 def public_names(one: object, *internal: str) -> list[str]:
     """Return the public attributes of an object: no leading underscore, and not among ``internal``."""
     return [name for name in object.__dir__(one) if not name.startswith("_") and name not in internal]
+
+
+# -- progress bars
+
+T = TypeVar("T")
+
+DELAY = 2.0  # seconds
+_STEP = 0.5  # seconds between two updates of the bar
+
+_working = threading.local()  # `is_shown` is set while a bar is shown, so that nested work shows no other bar
+
+
+class Progress:
+    """Progress of some work.
+
+    Parameters
+    ----------
+    title : str
+        Name of the work.
+    total : int
+        Number of parts of the work; 0: unknown.
+
+    Attributes
+    ----------
+    done : int
+        Number of finished parts. The code that does the work updates it.
+    """
+
+    def __init__(self, title: str, total: int = 0) -> None:
+        self.done = 0
+        self._title, self._total = title, total
+        self._over = threading.Lock()  # locked until the work has ended
+        self._over.acquire()
+
+    def show(self) -> None:
+        """Show a bar after `DELAY` seconds, update it, and remove it when the work has ended; runs in a thread."""
+        with _bar(self._title, self._total, delay=DELAY, mininterval=_STEP, miniters=0) as bar:
+            while not self._over.acquire(timeout=_STEP):
+                bar.update(self.done - bar.n)
+
+    def end(self) -> None:
+        """Report that the work has ended, which ends `show`."""
+        self._over.release()
+
+
+@contextlib.contextmanager
+def progress(title: str, total: int = 0) -> Iterator[Progress]:
+    """Show a bar while the block runs, if it takes longer than `DELAY`; the block may update `Progress.done`."""
+    work = Progress(title, total)
+    if getattr(_working, "is_shown", False) or not _is_watched():
+        yield work
+        return
+    _working.is_shown = True
+    _kind_of_bar()  # import tqdm in this thread: a process that is forked during an import could not import it again
+    writer = Background(work.show, "synkhronos progress", daemon=True)
+    writer.start()
+    try:
+        yield work
+    finally:
+        _working.is_shown = False
+        work.end()
+        writer.wait()
+
+
+@contextlib.contextmanager
+def counted(title: str, parts: Sequence[T]) -> Iterator[Iterator[T]]:
+    """Show a bar, without a thread, while the block iterates over parts, if that takes longer than `DELAY`."""
+    if not _is_watched():
+        yield iter(parts)
+        return
+    bar, maker = _bar(title, len(parts), delay=DELAY, mininterval=_STEP, miniters=1), os.getpid()
+
+    def one_by_one() -> Iterator[T]:
+        for part in parts:
+            yield part
+            bar.update()
+
+    try:
+        yield one_by_one()
+    finally:
+        if os.getpid() == maker:
+            bar.close()
+
+
+def _bar(title: str, total: int, **options: Any) -> Any:
+    """Return a new progress bar."""
+    form = "{l_bar}{bar}| {n_fmt} of {total_fmt} [{elapsed}<{remaining}]" if total > 1 else "{desc}: {elapsed}"
+    width = shutil.get_terminal_size().columns  # tqdm would show nothing where the terminal's width is unknown
+    return _kind_of_bar()(
+        desc=f"synkhronos: {title}", total=total or None, leave=False, bar_format=form, ncols=width, **options
+    )
+
+
+@functools.cache
+def _kind_of_bar() -> Any:
+    """Return the class of the bars: tqdm without its threads, and without locks that processes share."""
+    from tqdm import tqdm  # imported only if a bar can be shown, because the import takes time
+
+    class Bar(tqdm):
+        monitor_interval = 0  # no monitor thread, because the process may fork
+        _instances: ClassVar[WeakSet[Any]] = WeakSet()  # not those of tqdm's own class, which another lock protects
+
+        def __del__(self) -> None:
+            """Do nothing, because the code that has created the bar closes it."""
+
+    Bar.set_lock(threading.RLock())  # tqdm's own lock includes a semaphore that forked processes would share
+    return Bar
+
+
+def _is_watched() -> bool:
+    """Return whether standard error is shown on a terminal or in a notebook."""
+    shell: Any = sys.modules.get("IPython")
+    if shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell":  # a notebook
+        return True
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # standard error is missing or closed
+        return False

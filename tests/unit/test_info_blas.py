@@ -11,10 +11,10 @@ import pytest
 from scripts import ROOT
 
 from synkhronos import _backends
-from synkhronos._cli import cpu_benchmark as arithmetic
-from synkhronos._cli import cpu_benchmark as blas
+from synkhronos._cli import cpus as arithmetic
+from synkhronos._cli import cpus as blas
 from synkhronos._cli import report as remedies
-from synkhronos._cli.backends import ENGINES
+from synkhronos._cli.cpus import ENGINES
 from synkhronos._cli.launcher import chosen_in
 from synkhronos._cli.probes import Answer, ask, python
 from synkhronos._theano_compat.blas import candidates

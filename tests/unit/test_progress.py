@@ -11,8 +11,8 @@ import pytest
 from deadline import wait_for
 
 import synkhronos as synk
-from synkhronos._utils import progress as _progress
-from synkhronos._utils.progress import counted, progress
+from synkhronos._utils import display as _progress
+from synkhronos._utils.display import counted, progress
 
 
 class Terminal(io.StringIO):

@@ -16,9 +16,8 @@ its result.
 """
 
 # Star imports list each rule only once, in the ``__all__`` of its own module.
-from synkhronos.extensions.updates import adaptive, added, descent
+from synkhronos.extensions.updates import adaptive, descent
 from synkhronos.extensions.updates.adaptive import *  # noqa: F403
-from synkhronos.extensions.updates.added import *  # noqa: F403
 from synkhronos.extensions.updates.descent import *  # noqa: F403
 
-__all__ = sorted([*descent.__all__, *adaptive.__all__, *added.__all__])
+__all__ = sorted([*descent.__all__, *adaptive.__all__])
