@@ -106,8 +106,8 @@ class Dispatcher:
     timeout : float or None
         Seconds that a rank may take for a command.
     restore : callable, optional
-        ``restore(ranks)`` sends functions, variables and data to new workers, and returns the shared variables of which
-        rows are lost. Default: workers that die are not replaced, and the session breaks.
+        ``restore(ranks)`` sends functions, variables and data to new workers, and returns the shared variables that
+        have lost rows. Default: workers that die are not replaced, and the session breaks.
     """
 
     def __init__(

@@ -287,5 +287,5 @@ class Shards:
             self._waiting.discard(rank)
 
     def lost(self) -> list[Any]:
-        """Return the variables of which rows are lost."""
+        """Return the variables that have lost rows."""
         return [var for var in self._replica.variables.items().values() if var.container in self._lost]
