@@ -1,10 +1,10 @@
 """Rank context: rank, weights and transport that the operations of a graph use at run time.
 
-Each rank has one `RankContext`. It is `current` in a thread while this executes a function with collectives. Elsewhere
-there is none, and a collective is that of a single rank: the identity.
+Each rank has one `RankContext`. It is the `current` context of a thread while the thread executes a function with
+collectives. Without a current context, a collective is that of a single rank: the identity.
 
 All ranks must run the same collectives in the same order. They compare signatures in each collective, and in one more
-at the end of the function, so that a rank that takes another path is an error on all ranks, not a deadlock.
+at the end of the function. A rank that takes another path therefore causes an error on all ranks, not a deadlock.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from synkhronos._processes import Timeline
 
 GATHER = "gather"
-BROADCAST = "broadcast"  # all ranks get the controller's rows, or bytes
+BROADCAST = "broadcast"  # all ranks get the controller's rows or bytes
 
 _logger = logging.getLogger("synkhronos")
 _here = threading.local()
-_END = -2  # the number of the collective at the end of a function
+_END = -2  # number of the collective at the end of a function
 
 
 def current() -> RankContext | None:
-    """Return the context of the rank whose function this thread executes; ``None`` if it executes none."""
+    """Return the context of the function with collectives that this thread executes; ``None`` outside of one."""
     return getattr(_here, "context", None)
 
 
@@ -55,10 +55,10 @@ class RankContext:
     Attributes
     ----------
     weights : tuple of int
-        Weights of the ranks in the current call: their numbers of data points, if there are any. Ranks of weight 0 are
-        left out of every collective, but for the controller's rows in a broadcast.
+        Weights of the ranks in the current call: their numbers of data points, if there are any. Values of ranks with
+        weight 0 are left out of reductions and gathers. A broadcast always takes the controller's values.
     own : int
-        This rank's weight; in a call in slices, the number of data points of the slice.
+        This rank's weight. In a call in slices, the number of data points of the slice.
     """
 
     def __init__(self, rank: int, n_ranks: int, controller: int, transport: HostTransport, timeline: Timeline) -> None:
@@ -71,15 +71,15 @@ class RankContext:
         self._timeline = timeline
         self._lost: Exception | None = None
         self._prepared: KeyedCache[tuple[int, list[Any]]] = KeyedCache()  # reductions of each collective
-        self._left: list[Any] = []  # memory that other ranks may still read and write after an error
+        self._left: list[Any] = []  # keeps memory alive that other ranks may still read and write after an error
 
     def execute(self, weights: tuple[int, ...], function: Callable[[], Any]) -> Any:
-        """Call a function in this context, and check at its end that all ranks have finished it.
+        """Call a function in this context, and check at the end that all ranks have run the same collectives.
 
         Parameters
         ----------
         weights : tuple of int
-            Weights of the ranks; not all of them 0.
+            Weights of the ranks; at least one is not 0.
         function : callable
 
         Returns
@@ -111,7 +111,7 @@ class RankContext:
             _here.context = None
 
     def weigh(self, weights: tuple[int, ...]) -> None:
-        """Set the weights of the ranks, before the first collective of a call."""
+        """Set the weights of the ranks. It must run before the first collective of a call."""
         self.weights = weights
         self.own = weights[self.rank]
 
@@ -125,11 +125,11 @@ class RankContext:
         number : int
             Number of this collective in its function, the same on all ranks.
         ops : sequence of str
-            For each array a key of `OPS`, ``"gather"`` or ``"broadcast"``.
+            For each array, a key of `OPS`, ``"gather"`` or ``"broadcast"``.
         arrays : sequence of ndarray
             C-contiguous arrays.
         in_place : sequence of bool
-            For each array whether its memory takes the result, which then has the array's dtype.
+            For each array, whether it is overwritten by the result. The result then has the array's dtype.
 
         Returns
         -------
@@ -140,7 +140,7 @@ class RankContext:
         ValueError
             On every rank, if shapes that must be equal differ between ranks.
         RuntimeError
-            On every rank, if not all are in this collective.
+            On every rank, if ranks have reached different collectives.
         CollectiveAborted
             If another rank died or did not respond in time; `execute` raises the cause.
         """
@@ -176,7 +176,10 @@ class RankContext:
         return results
 
     def _reductions(self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray]) -> tuple[int, list[Any]]:
-        """Return a checksum that must equal that of all ranks, and for each array the reduction, ``None`` for rows."""
+        """Return a signature that must be equal on all ranks, and the reduction of each array.
+
+        The reduction of an array that is gathered or broadcast is ``None``.
+        """
         slot, key = (number, ops), (self.weights, [(array.shape, array.dtype) for array in arrays])
         prepared = self._prepared.get(slot, key)
         if prepared is None:
@@ -197,7 +200,7 @@ class RankContext:
         return rank == self.controller if op == BROADCAST else bool(self.weights[rank])
 
     def _exchange_shapes(self, number: int, arrays: Sequence[tuple[np.ndarray, str]]) -> list[list[tuple[int, ...]]]:
-        """Return the shapes of each array on all ranks; those of ranks that are left out have no rows."""
+        """Return the shapes of each array on all ranks. For ranks that contribute no rows, axis 0 has length 0."""
         own = [(array.shape[0] * self._is_present(self.rank, op), *array.shape[1:]) for array, op in arrays]
         lengths = np.array([length for shape in own for length in shape], np.int64)
         table = np.empty((self.n_ranks, len(lengths)), np.int64)
@@ -213,21 +216,22 @@ class RankContext:
         return found
 
     def _run(self, parts: list[Part], number: int, signature: int) -> bool:
-        """Run the transport's collective; raise an error if the signature is not the same on all ranks."""
+        """Run the transport's collective; raise an error if the signatures of the ranks differ."""
         try:
             directly = self._transport.run(parts, signature)
             if directly is None:
                 raise self._difference(number, [part[0] for part in parts if not isinstance(part[2], list)])
         except BaseException as error:
             self._left += parts
-            if isinstance(error, (WorkerDied, WorkerTimeout)):  # Theano cannot raise these again with its own message
+            # Theano re-raises exceptions with its own message, which these classes do not allow; see `execute`
+            if isinstance(error, (WorkerDied, WorkerTimeout)):
                 self._lost = error
                 raise CollectiveAborted(str(error)) from error
             raise
         return bool(directly)
 
     def _difference(self, number: int, arrays: Sequence[np.ndarray]) -> Exception:
-        """Return an error that describes how the ranks differ; a mismatch brings all ranks here."""
+        """Return an error that describes how the ranks differ. All ranks call this together after a mismatch."""
         shape = [length for array in arrays for length in array.shape]
         numbers = [tuple(row) for row in self._gather_numbers([number, len(shape)])]
         if len(set(numbers)) == 1:
@@ -252,7 +256,7 @@ class RankContext:
         )
 
     def _gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Gather equally many integers from each rank: a list for each one."""
+        """Gather the same number of integers from each rank; return one list for each rank."""
         own = np.array(numbers, np.int64)
         table = np.empty(self.n_ranks * len(own), np.int64)
         self._transport.run([(own, table, [len(own)] * self.n_ranks)], 0)
