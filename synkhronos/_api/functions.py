@@ -116,7 +116,7 @@ class Function(Appearance):
         self._checks = Checks(graph, results, named, named_updates=named_updates)
         self._keys: dict[tuple[_graph.Graph, Variant], int] = {}
         self._session: weakref.ref[Session] | None = None
-        self._plans: KeyedCache[tuple[Call, Sequence[ArrayRef]]] = KeyedCache(_MOST_PLANS)  # of the session
+        self._plans: KeyedCache[tuple[Call, Sequence[ArrayRef]]] = KeyedCache(_MOST_PLANS)  # by signature of the call
         self._n_changes = _NEVER
         functions.add(self)
         self.join(session)
