@@ -41,11 +41,16 @@ static int are_cells(PyObject *cells)
 /* Parse a tuple (cell, dtype, whether each axis must have length 1); -1 with an exception set. */
 static int read_input(struct argument *input, PyObject *item)
 {
-    PyObject *axes;
-    if (!PyArg_ParseTuple(item, "O!O&O!", &PyList_Type, &input->cell, PyArray_DescrConverter, &input->dtype,
-                          &PyTuple_Type, &axes))
+    PyObject *cell, *axes;
+    if (!PyArg_ParseTuple(item, "O!O&O!", &PyList_Type, &cell, PyArray_DescrConverter, &input->dtype, &PyTuple_Type,
+                          &axes))
         return -1;
-    Py_INCREF(input->cell);
+    if (PyList_GET_SIZE(cell) < 1 || PyTuple_GET_SIZE(axes) > 64) {
+        PyErr_SetString(PyExc_TypeError, "expected a list of at least one item, a dtype, and at most 64 axes");
+        return -1;
+    }
+    Py_INCREF(cell);
+    input->cell = cell;
     input->ndim = (int)PyTuple_GET_SIZE(axes);
     for (int axis = 0; axis < input->ndim; axis++)
         input->unit_axes |= (uint64_t)(PyTuple_GET_ITEM(axes, axis) == Py_True) << axis;

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <time.h>
+#include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
@@ -258,10 +259,35 @@ void *heap_calloc(struct heap *heap, size_t n, size_t n_bytes)
     return is_zero ? block : memset(block, 0, n * n_bytes);
 }
 
+/* Copy a block that was inherited from the process that forked this one. Its size is not known here, so the bytes after
+ * it are copied, too. They are read from the file: reading through the mapping could allocate pages. */
+static void *copy_inherited(struct heap *heap, const char *block, size_t n_bytes)
+{
+    size_t offset = (size_t)(block - (const char *)heap->usage), in_arenas = (size_t)(block - heap->base);
+    size_t left = heap->arena_size - in_arenas % heap->arena_size, n = n_bytes < left ? n_bytes : left;
+    char *copy = heap_malloc(heap, n_bytes);
+    if (copy == NULL || !heap->is_shared)
+        return copy == NULL ? NULL : memcpy(copy, block, n);
+    for (size_t done = 0; done < n;) {
+        ssize_t n_read = pread(descriptor_number(&heap->file), copy + done, n - done, (off_t)(offset + done));
+        if (n_read > 0) {
+            done += (size_t)n_read;
+        } else if (n_read == 0 || errno != EINTR) {
+            heap_free(heap, copy);
+            return NULL;
+        }
+    }
+    return copy;
+}
+
 void *heap_realloc(struct heap *heap, void *block, size_t n_bytes)
 {
-    if (block == NULL || !is_in_own_arena(heap, block))
-        return block == NULL ? heap_malloc(heap, n_bytes) : realloc(block, n_bytes ? n_bytes : 1);
+    if (block == NULL)
+        return heap_malloc(heap, n_bytes);
+    if (!is_in_heap(heap, block))
+        return realloc(block, n_bytes ? n_bytes : 1);
+    if (!is_in_own_arena(heap, block))
+        return copy_inherited(heap, block, n_bytes);
     size_t start = (size_t)((char *)block - arena_base(heap)) / HEAP_PAGE;
     unsigned class = heap->classes[start] - 1U;
     size_t size = class_pages(class) * HEAP_PAGE;
@@ -399,7 +425,9 @@ void heap_end_command(struct heap *heap)
             list->n_idle = list->n;
         }
     }
-    int has_cached = atomic_load_explicit(&heap->usage[heap->rank].cached, memory_order_relaxed) > 0;
+    int is_unmapped = heap->arena_size == 0; /* the command closed the heap, and freed the last block */
+    int has_cached =
+        !is_unmapped && atomic_load_explicit(&heap->usage[heap->rank].cached, memory_order_relaxed) > 0;
     pthread_mutex_unlock(&heap->lock);
     if (has_cached)
         idle_thread_start();

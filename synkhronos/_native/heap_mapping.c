@@ -273,6 +273,7 @@ struct heap *heap_create(int fd, int n_ranks, int rank, size_t arena_size, size_
     register_heap(heap);
     return heap;
 failed:
+    free(heap->unused.list);
     free(heap);
     return NULL;
 }
@@ -300,6 +301,8 @@ void heap_take_arena(struct heap *heap, int rank)
 
 void heap_close(struct heap *heap)
 {
+    if (heap->arena_size == 0) /* it was closed before, and the arenas are unmapped */
+        return;
     pthread_mutex_lock(&heap->lock);
     heap->is_closed = 1;
     heap->cache_limit = 0;

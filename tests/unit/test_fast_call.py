@@ -1,5 +1,7 @@
 """`native.FastCall`: takes arrays that a function takes, and no others."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -48,5 +50,11 @@ def test_exceptions_pass():
         native.FastCall(fail, (), 0, ([None], "no cell"))
     with pytest.raises(TypeError):
         native.FastCall(fail, (([], "no dtype"),), 0, ())
+    for wrong in (([None], "no dtype", ()), ([None], np.dtype("float32"), 1), ([], np.dtype("float32"), ())):
+        cell = wrong[0]
+        count = sys.getrefcount(cell)
+        with pytest.raises(TypeError):
+            native.FastCall(fail, (wrong,), 0, ())
+        assert sys.getrefcount(cell) == count
     with pytest.raises(TypeError):
         native.FastCall(fail, (), 0, ())(())

@@ -269,6 +269,18 @@ def test_a_mapping_lives_as_long_as_its_last_block():
     del small, late
 
 
+def test_closing_twice_and_within_a_command():
+    one = Made()
+    one.close()
+    one.regions.close()
+    one.regions.trim()
+    assert one.make(np.ones, 100_000).all()
+    other = Made()
+    array = other.make(np.ones, 100_000)
+    other.make(lambda: (other.close(), array.resize(0, refcheck=False)))
+    other.regions.close()
+
+
 def test_freeing_at_exit_and_at_any_time_after_closing():
     run_script(
         """
@@ -462,6 +474,32 @@ def test_ranks_share_and_take_regions_over():
     neighbor = np.ndarray(100_000, np.float64, (native_bytes(one, array)), 2 * SIZE - start)
     assert (neighbor == 2).all()
     assert in_child(lambda: array[1] == 11)  # no rank any more
+    one.close()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("length", [50_000, 99_999, 200_000, 10])
+def test_a_rank_resizes_an_array_of_the_process_that_forked_it(shared, length):
+    """The block stays the other's, so that the new one is a copy; new elements are zeros."""
+    one = Made(shared=shared)
+    array = one.make(np.arange, 100_000.0)
+    original = array.ctypes.data
+
+    def work(_):
+        pid = os.fork()
+        if pid == 0:
+            one.regions.take(1)
+            one.regions.allow(SIZE)
+            before = one.pages() if shared else 0
+            one.make(array.resize, length, refcheck=False)
+            right = array.ctypes.data != original and array.shape == (length,)
+            right &= np.array_equal(array[:100_000], np.arange(100_000.0)[:length]) and not array[100_000:].any()
+            right &= not shared or one.pages() - before <= block(array.nbytes)
+            os._exit(0 if right else 1)
+        return pid
+
+    assert os.waitpid(one.regions.share(work, None), 0)[1] == 0
+    assert np.array_equal(array, np.arange(100_000.0))
     one.close()
 
 
