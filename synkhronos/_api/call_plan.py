@@ -185,6 +185,8 @@ def _check(graph: Graph, position: int, one: Input, value: Any) -> Any:
         except (OverflowError, ValueError) as error:
             type_ = graph.input_variables[position].type
             raise TypeError(f"input {name}: got no array of {type_}: {error}") from None
+    if position in graph.packed:
+        raise TypeError(f"input {name}: got Data; expected a value of {graph.packed[position]}")
     if value.dtype != dtype:
         try:  # allow each dtype that Theano would cast; each rank casts its own rows
             graph.filter_input(position, np.zeros((1,) * ndim, value.dtype))

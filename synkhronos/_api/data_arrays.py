@@ -53,7 +53,9 @@ def _same_values(array: np.ndarray, dtype: np.dtype) -> bool:
         return False
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
-    return bool(np.array_equal(cast, array, equal_nan=array.dtype.kind in "fc"))
+        back = cast.astype(array.dtype)  # large integers and the floats next to them compare equal, as floats
+    has_nan = array.dtype.kind in "fc"
+    return all(np.array_equal(one, array, equal_nan=has_nan) for one in (cast, back))
 
 
 def size_in_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:

@@ -308,7 +308,7 @@ class Function(Appearance):
             if self._graph.sliceable_shareds:
                 self._distributed(session, self._plain, self._graph)
                 on_ranks = tuple(rows_on_ranks(session, self._graph))
-            if not is_checked and batch_s is None:
+            if not (is_checked or self._graph.packed) and batch_s is None:
                 sight = make_signature(values, batch, self._scattered, on_ranks, num_slices, subset, place)
                 if sight is not None:
                     plan = self._plans.get(sight.signature, self._n_changes)

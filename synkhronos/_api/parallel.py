@@ -160,8 +160,7 @@ class ParallelFunction:
         self.output_keys = output_keys
         self.trust_input = False
         self._order = order
-        values = [getattr(item, "value", None) for item in inputs]
-        self._inputs = _Inputs([item.name for item in inputs], [getattr(value, "data", value) for value in values])
+        self._inputs = _Inputs([item.name for item in inputs], list(map(_graph.default_of, inputs)))
 
     def __call__(self, *args: Any, output_subset: Any = None, **kwargs: Any) -> Any:
         """Compute on all ranks.

@@ -2,7 +2,7 @@
 
 from synkhronos._graph.definitions import Definitions
 from synkhronos._graph.fast_call import run_function, variables_used
-from synkhronos._graph.graph import Graph, Variant, pairs_of
+from synkhronos._graph.graph import Graph, Variant, default_of, pairs_of
 from synkhronos._graph.minibatch_slices import minibatches
 from synkhronos._graph.pickling import Bundle, Unpacked, bytes_variable, claim_stream, dump, load
 from synkhronos._graph.pickling import pack_values as pack

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from synkhronos._backends import (
     TAKES_SUBSETS,
     TITLE,
+    Container,
     In,
     T,
     Variable,
@@ -54,6 +55,12 @@ def as_in(item: Any, allow_downcast: bool | None) -> Any:
     if not isinstance(item, Variable):
         raise TypeError(f"inputs has {item!r}; expected {TITLE} variables or {engine}.In")
     return In(item, allow_downcast=allow_downcast)
+
+
+def default_of(spec: Any) -> Any:
+    """Return the default value of an input, a variable or ``In``; ``None`` if it has none."""
+    value = getattr(spec, "value", None)
+    return value.data if isinstance(value, Container) else value
 
 
 def with_leaves(ins: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]], dict[int, Any]]:
@@ -207,7 +214,7 @@ class Graph:
         self.updates = updates
         self.sliceable_shareds = list(sliceable_shareds)
         self._kwargs = dict(kwargs)
-        self._plain: dict[Variant, Any] = {}
+        self._compiled: dict[Variant, Any] = {}
         self._cloned: tuple[list[Any], list[tuple[Any, Any]]] | None = None
         self._clones: dict[Any, Any] = {}
         check_arguments(ins, self.n_scattered, self.sliceable_shareds)
@@ -219,7 +226,7 @@ class Graph:
         self.input_variables = [spec.variable for spec in self._ins]
         self.input_names = [spec.name or spec.variable.name for spec in self._ins]
         self.packed_names = [self.input_names[i] or f"number {i}" for i in self.packed]
-        self.input_defaults = [getattr(spec.value, "data", spec.value) for spec in ins]
+        self.input_defaults = list(map(default_of, ins))
 
     def compile(self, variant: Variant = PLAIN) -> Any:
         """Compile one variant.
@@ -227,16 +234,17 @@ class Graph:
         Its inputs are those of the graph. A "range" variant has the further inputs ``start`` and ``stop``, an "index"
         variant the further input ``index``.
         """
-        if variant in self._plain:
-            return self._plain[variant]
+        if variant in self._compiled:
+            return self._compiled[variant]
         start = time.perf_counter()
         with progress("compiling a function"):
             if variant._replace(device=False) == PLAIN:
-                function = self._plain[variant] = self._compile_plain(variant.device)
+                function = self._compile_plain(variant.device)
             else:
                 function = with_deep_stack(lambda: self._compile_variant(variant))
         if _logger.isEnabledFor(logging.DEBUG):
             _logger.debug("compiled %s in %.2f s", describe(function), time.perf_counter() - start)
+        self._compiled[variant] = function
         return function
 
     def compute(self, variant: Variant, inputs: Sequence[Any], subset: Sequence[int] | None) -> Any:

@@ -46,7 +46,10 @@ def minibatches(variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         shared = _sliced(var)
         if shared is None:
             continue
-        first, *rest = ops.basic_index(var.owner.inputs, var.owner.op)
+        index = ops.basic_index(var.owner.inputs, var.owner.op)
+        if not index:  # of a shared variable without axes
+            continue
+        first, *rest = index
         is_minibatch = isinstance(first, slice) and first.step is None and _is_computed(first)
         if not is_minibatch or known_lengths(var)[0] is not None:
             others += [var] if any(map(_is_computed, (first, *rest))) else []

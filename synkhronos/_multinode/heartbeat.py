@@ -364,8 +364,13 @@ class Heartbeat:
         ended = select.poll()
         ended.register(alive, 0)
         if any(event & select.POLLHUP for _, event in ended.poll(0)):
-            with deferred_interrupts(), contextlib.suppress(SessionError):  # the program has closed the socket
-                self._launch()
+            try:
+                with deferred_interrupts():
+                    self._launch()
+            except SessionError:  # the program has closed the socket
+                pass
+            except OSError as error:  # the user's command can do without them, and the next call tries again
+                _logger.warning("%s could not start its heartbeat processes again: %s", self._names[self._node], error)
 
     def _launch(self) -> None:
         """Start the guardian, which starts the heartbeat process; do nothing if they were started too often."""
@@ -375,10 +380,13 @@ class Heartbeat:
         leader, kept = os.getpid(), self._socket.fileno()
         self._alive, writer = map(Descriptor, os.pipe())
         self._is_starting = True
-        # not on node 0, where the program runs: it might close the descriptor, which would kill the processes
-        self._tie = start_detached(lambda: self._guard(leader), [kept, writer.fileno()], while_stopped=self._node > 0)
-        self._is_starting = False
-        writer.close()
+        try:
+            # not on node 0, where the program runs: it might close the descriptor, which would kill the processes
+            watched = self._node > 0
+            self._tie = start_detached(lambda: self._guard(leader), [kept, writer.fileno()], while_stopped=watched)
+        finally:
+            self._is_starting = False
+            writer.close()
 
     def _let_go(self) -> None:
         """Close the socket and pipes in a process forked from the leader, unless it is one of the two processes."""

@@ -134,8 +134,8 @@ def trace(path: str | os.PathLike[str]) -> Iterator[Profile]:
     Parameters
     ----------
     path : str or path
-        The JSON file. It is opened, and an existing file is emptied, when the block begins; it is written when the
-        block ends.
+        The JSON file. It is opened when the block begins, and written, in place of an existing file, when the block
+        ends.
 
     Yields
     ------
@@ -158,7 +158,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[Profile]:
     ...         mean = f([1, 2, 6])
     """
     session = current("trace")
-    with open(path, "w", encoding="utf-8") as file:
+    with open(path, "a", encoding="utf-8") as file:  # a file that exists is kept if there is an error here
         measured = Profile()
         begin(session, measured, spans=True)
         try:
@@ -166,4 +166,6 @@ def trace(path: str | os.PathLike[str]) -> Iterator[Profile]:
         finally:
             if session.profile is measured:
                 finish(session)
+            if file.seekable():
+                file.truncate(0)
             json.dump(events(measured), file)

@@ -260,9 +260,13 @@ class Session:
                 self._group.stop(grace=0.0)
             try:
                 if not self.broken:
-                    self._group.send(Encoder().dumps(Envelope((), Release(), None)))
-                    self._dispatcher.state = State.CLOSED
-                    self._group.stop()
+                    grace = {"grace": 0.0}
+                    try:
+                        self._group.send(Encoder().dumps(Envelope((), Release(), None)))
+                        grace = {}  # the ranks end by themselves
+                    finally:
+                        self._dispatcher.state = State.CLOSED
+                        self._group.stop(**grace)
             finally:  # even if a node is lost
                 self._release(within)
 

@@ -17,8 +17,6 @@ class Background:
     Unlike `threading.Event`, `Thread.start` and `Thread.join`, its methods are safe when a signal handler raises in the
     thread that calls them. With those of `threading`, a lock may stay locked, or a running thread may count as ended.
 
-    Only one thread may wait at a time.
-
     Parameters
     ----------
     work : callable
@@ -67,8 +65,8 @@ class Background:
         """
         if self._thread.ident is None:
             return True
-        if not self._over:
-            self._ended.acquire(timeout=seconds)
+        if not self._over and self._ended.acquire(timeout=seconds):
+            self._ended.release()  # for another thread that waits
         if self._over:
             with deferred_interrupts():
                 self._thread.join()

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, TypeVar
 from weakref import WeakSet
 
 from synkhronos._utils.background import Background
+from synkhronos._utils.interrupts import deferred_interrupts
 
 
 def unknown_keyword(function: str, name: str, known: Sequence[str]) -> TypeError:
@@ -125,15 +126,16 @@ def progress(title: str, total: int = 0) -> Iterator[Progress]:
     if getattr(_working, "is_shown", False) or not _is_watched():
         yield work
         return
-    _working.is_shown = True
     _kind_of_bar()  # import tqdm in this thread: a process that is forked during an import could not import it again
     writer = Background(work.show, "synkhronos progress", daemon=True)
-    writer.start()
     try:
+        _working.is_shown = True
+        writer.start()
         yield work
     finally:
-        _working.is_shown = False
-        work.end()
+        with deferred_interrupts():
+            _working.is_shown = False
+            work.end()
         writer.wait()
 
 

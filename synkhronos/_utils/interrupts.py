@@ -13,6 +13,7 @@ a key as an attribute, to a queue. Other code reads the queue later, and frees t
 from __future__ import annotations
 
 import _signal  # `signal` converts numbers to enums, which would take longer than all else here
+import contextlib
 import functools
 import gc
 import sys
@@ -201,8 +202,12 @@ class FinalizerQueue(Generic[_Key]):
 
         If an exception interrupts the processing of a key, the next call yields that key again.
         """
-        while self.waiting:
-            ending = self.waiting[0]
+        while True:
+            try:
+                ending = self.waiting[0]
+            except IndexError:
+                return
             yield ending.key
             self._watched.pop(id(ending), None)
-            self.waiting.popleft()
+            with contextlib.suppress(ValueError):  # another thread that takes keys has removed it
+                self.waiting.remove(ending)

@@ -119,14 +119,19 @@ def _select_slice(batch: slice, length: int, name: str) -> Selection:
     return np.arange(start, stop, step, dtype=np.int64)
 
 
-def _select_indexes(batch: Any, length: int, name: str) -> np.ndarray:
-    """Return `select` for a list or an array of indices, or for a boolean mask."""
+def _as_array(batch: Any, name: str) -> np.ndarray:
+    """Return a list or an array of indices as an array."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # NumPy before 1.24 only warns about ragged lists
-            indexes = np.asarray(batch)
+            return np.asarray(batch)
     except (ValueError, Warning) as error:
         raise ValueError(f"{name} has lists of different lengths; expected one flat list of indexes") from error
+
+
+def _select_indexes(batch: Any, length: int, name: str) -> np.ndarray:
+    """Return `select` for a list or an array of indices, or for a boolean mask."""
+    indexes = _as_array(batch, name)
     if indexes.ndim == 0 and indexes.dtype.kind in "iu":
         raise TypeError(f"{name} is a 0-d array; expected a Python int, a slice, or a list or 1-d array of indexes")
     if indexes.ndim == 0:
@@ -185,8 +190,9 @@ def shift(batch: Any, length: int, name: str = "batch") -> Selection:
         span = len(range(start, stop, step)) * step - step + 1 if stop > start else 0
         _check_span(span, length, name)
         return Rows(0, span) if step == 1 else np.arange(0, span, step, dtype=np.int64)
-    if isinstance(batch, (list, tuple, np.ndarray)) and np.asarray(batch).dtype.kind == "b" and np.ndim(batch) == 1:
-        batch = np.flatnonzero(batch)
+    if isinstance(batch, (list, tuple, np.ndarray)):
+        indices = _as_array(batch, name)
+        batch = np.flatnonzero(indices) if indices.dtype.kind == "b" and indices.ndim == 1 else batch
     rows = select(batch, np.iinfo(np.int64).max, name)
     if isinstance(rows, np.ndarray) and len(rows) != length:
         raise IndexError(

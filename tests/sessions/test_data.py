@@ -66,6 +66,7 @@ def test_dtype_and_dimensions_come_from_var_value_or_by_name(two, arguments, dty
         ({"value": [object()]}, TypeError, "object"),
         ({"value": [1], "dtype": "nonsense"}, TypeError, "nonsense"),
         ({"value": [0.5], "dtype": "int32"}, TypeError, "which int32 cannot hold"),
+        ({"value": [2**53 + 1], "dtype": "float64"}, TypeError, "which float64 cannot hold"),
         ({"value": np.ones(3), "dtype": "float32"}, TypeError, "which float32 cannot hold"),
         ({"value": np.ones(3), "ndim": 2}, TypeError, "got 1 dimensions .*; expected 2"),
         ({"value": np.ones(3), "shape": (4,)}, ValueError, "shape"),

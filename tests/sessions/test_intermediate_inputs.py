@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.sparse
 from backend import T, theano
 from comparison import assert_close
 
@@ -99,3 +100,54 @@ def test_what_is_above_an_input_is_not_used(session):
     close([f(H)], [H.dot(v.get_value()).sum()])
     with pytest.raises(RuntimeError, match="an input of the function, which cannot be replaced"):
         synk.function([h], loss, givens={h: 2 * h}, exact=True)
+
+
+MATRIX = scipy.sparse.csr_matrix([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]])
+
+
+def product_with_sparse(**default):
+    """Build functions, with and without ``exact``, of a dense and a sparse input; return them and the dense value."""
+    x, s = T.dmatrix("x"), theano.sparse.csr_matrix("s")
+    product = theano.sparse.dot(s, x).sum()
+    given = theano.In(s, **default) if default else s
+    exact = synk.function([], product, bcast_inputs=[x, given], exact=True)
+    plain = synk.function([], (product, "avg"), bcast_inputs=[x, given])
+    return exact, plain, np.arange(6.0).reshape(3, 2)
+
+
+def test_a_default_value_may_be_a_sparse_matrix(session):
+    exact, plain, x = product_with_sparse(value=MATRIX)
+    for function in (exact, plain):
+        assert [function(x), function(x)] == [(MATRIX @ x).sum()] * 2
+    assert exact.as_theano(x) == (MATRIX @ x).sum()
+
+
+def test_a_value_for_a_sparse_input_is_checked_in_every_call(session):
+    """The second call must not store the array where the first one stored a pickled matrix."""
+    exact, plain, x = product_with_sparse()
+    for function in (exact, plain):
+        for _ in range(3):
+            try:
+                assert function(x, MATRIX.toarray()) == (MATRIX @ x).sum()
+            except TypeError as error:  # the backend does not convert dense arrays
+                assert "s" in str(error)
+        assert function(x, MATRIX) == (MATRIX @ x).sum()
+        with pytest.raises(TypeError, match="input s: got Data; expected a value of"):
+            function(x, synk.data(MATRIX.toarray()))
+
+
+def test_a_shared_variable_without_axes_is_indexed(session):
+    scalar, x = theano.shared(np.float64(3), "scalar"), T.dvector("x")
+    exact = synk.function([x], scalar[()] * x.mean(), exact=True)
+    alone = synk.function([], scalar[...] + 1, exact=True)
+    assert (exact(np.ones(5)), alone()) == (3, 4)
+
+
+def test_the_serial_function_is_compiled_once_for_a_subset(synchronize, caplog):
+    synchronize(2)
+    x = T.dvector("x")
+    function = synk.function([x], [x.sum(), x.max()], exact=True)
+    with caplog.at_level("DEBUG", "synkhronos"):
+        for _ in range(3):
+            assert function.as_theano(np.arange(4.0), output_subset=[1]) == [3]
+    assert len([message for message in caplog.messages if message.startswith("compiled ")]) <= 1

@@ -354,6 +354,20 @@ def test_a_profile_from_fork_to_close(no_session, capsys):
 # -- traces
 
 
+def test_a_trace_that_cannot_begin_leaves_an_existing_file(synchronize, tmp_path):
+    synchronize(2)
+    path = tmp_path / "trace.json"
+    with synk.trace(path):
+        pass
+    before = path.read_bytes()
+    with synk.profile(), pytest.raises(synk.SessionError, match="already profiled"), synk.trace(path):
+        pass
+    assert path.read_bytes() == before
+    with synk.trace(path):
+        pass
+    assert json.loads(path.read_text())["traceEvents"]
+
+
 @pytest.mark.numba
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
 def test_a_trace(synchronize, tmp_path, n_ranks):

@@ -249,3 +249,15 @@ def test_two_interrupts_at_any_moment_leave_neither_work_nor_settings(monkeypatc
         for number, handler in zip((signal.SIGALRM, signal.SIGPROF), old):
             signal.signal(number, handler)
     assert n_interrupts > 300
+
+
+def test_several_threads_wait_for_the_same_work():
+    go_on = threading.Event()
+    work = Background(go_on.wait, "work")
+    work.start()
+    ended = [Background(work.wait, f"waiter {number}") for number in range(3)]
+    for waiter in ended:
+        waiter.start()
+    assert not any(waiter.wait(0.01) for waiter in ended)
+    go_on.set()
+    assert all(waiter.wait(30) and waiter.outcome() for waiter in ended)

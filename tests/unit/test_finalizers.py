@@ -74,3 +74,13 @@ def test_interrupts_at_any_moment_lose_no_end():
     assert len(made - ended) < 5000  # those that were not watched yet when the interrupt came
     assert not queue._watched
     assert not queue.waiting
+
+
+def test_two_threads_that_take_keys_lose_none():
+    """While one of them processes a key, the other takes and removes it."""
+    queue = FinalizerQueue()
+    for number in range(3):
+        queue.watch(Thing(), number)
+    one, other = queue.take(), queue.take()
+    assert [next(one), next(other)] == [0, 0]
+    assert [*one, *other] == [1, 2]

@@ -197,3 +197,9 @@ def test_rows_take_constant_time_and_memory():
     assert [one.bounds for one in shares(3 * 10**15, 2)] == [(0, 15 * 10**14), (15 * 10**14, 3 * 10**15)]
     assert take(rows, Rows(10, 20)) == Rows(15, 25)
     assert repr(rows) == "Rows(start=5, stop=3000000000000000)"
+
+
+@pytest.mark.parametrize("choose", [select, shift])
+def test_lists_of_different_lengths_are_refused_by_name(choose):
+    with pytest.raises(ValueError, match="batch has lists of different lengths"):
+        choose([[1, 2], [3]], 2)
