@@ -369,7 +369,8 @@ class Heartbeat:
                     self._launch()
             except SessionError:  # the program has closed the socket
                 pass
-            except OSError as error:  # the user's command can do without them, and the next call tries again
+            except OSError as error:  # the user's command can do without them; the next look tries again
+                self._shared.n_starts += 1
                 _logger.warning("%s could not start its heartbeat processes again: %s", self._names[self._node], error)
 
     def _launch(self) -> None:

@@ -1,6 +1,7 @@
 """Nodes that are silent for a while, or for good; heartbeat processes that are frozen or killed."""
 
 import contextlib
+import errno
 import os
 import resource
 import socket
@@ -319,6 +320,29 @@ def test_a_heartbeat_process_is_started_again_twenty_times(capfd):
         heartbeat.stop()
     err = capfd.readouterr().err
     assert err.startswith("synkhronos: the heartbeat process of node 0 (here) was killed 20 times, and is not started")
+
+
+def test_processes_that_cannot_be_started_again_are_reported(monkeypatch, caplog):
+    """The command that runs goes on, and so does the watch when there is room for processes again."""
+    heartbeat = Heartbeat(0)
+    heartbeat.start(["here"], [heartbeat.door])
+    try:
+        for process in holders(heartbeat._alive.fileno()):
+            process.kill()
+        wait_for(lambda: not holders(heartbeat._alive.fileno()), "the end of both processes")
+        with monkeypatch.context() as patch:
+            patch.setattr("synkhronos._multinode.heartbeat.start_detached", refuse)
+            heartbeat.look_after()
+        assert "node 0 (here) could not start its heartbeat processes again: [Errno 11]" in caplog.text
+        assert not heartbeat._is_starting
+        heartbeat.look_after()
+        wait_for(lambda: len(holders(heartbeat._alive.fileno())) == 2, "two new processes")
+    finally:
+        heartbeat.stop()
+
+
+def refuse(*arguments, **options):
+    raise OSError(errno.EAGAIN, "no room for a process")
 
 
 def test_who_is_listened_to():
