@@ -266,7 +266,7 @@ def find_comm(limit: StartLimit) -> LeaderComm | None:
     if launched == 1:
         return None
     mpi = _import_mpi(launched)
-    rendezvous.meet(limit.seconds)
+    rendezvous.wait_for_all(limit.seconds)
     if rendezvous.rank:
         limit = StartLimit(limit.seconds)  # begins later than the limit of the first process, which must end the job
     names = [rendezvous.describe(rank) for rank in range(launched) if rank != rendezvous.rank]

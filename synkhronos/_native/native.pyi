@@ -155,7 +155,7 @@ class Sync:
     def arrive(self) -> int:
         """Arrive at the barrier without waiting; return the barrier step to wait for."""
 
-    def meet(self, check: Callable[[], None]) -> None:
+    def barrier(self, check: Callable[[], None]) -> None:
         """Arrive at the barrier and wait for all ranks, as `wait` does."""
 
     def abort(self) -> None:

@@ -150,7 +150,7 @@ static PyObject *arrive(Sync *self, PyObject *ignored)
     return PyLong_FromLongLong(sync_arrive(&self->sync));
 }
 
-static PyObject *meet(Sync *self, PyObject *check)
+static PyObject *barrier(Sync *self, PyObject *check)
 {
     if (sync_wait((PyObject *)self, ARRIVED, sync_arrive(&self->sync), check))
         return NULL;
@@ -203,7 +203,7 @@ static PyMethodDef methods[] = {
     FAST("set_answered", set_answered),
     {"restart", (PyCFunction)restart, METH_O, NULL},
     {"arrive", (PyCFunction)arrive, METH_NOARGS, NULL},
-    {"meet", (PyCFunction)meet, METH_O, NULL},
+    {"barrier", (PyCFunction)barrier, METH_O, NULL},
     {"abort", (PyCFunction)abort_, METH_NOARGS, NULL},
     {"reset", (PyCFunction)reset, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -55,7 +55,7 @@ SENT, ANSWERED = native.SENT, native.ANSWERED
 class Signals(native.Sync):
     """Progress counters of the ranks of one node, created before the fork and inherited by the workers.
 
-    ``wait(counter, value, check)`` waits until the counters of all ranks have reached a value, and ``meet(check)``
+    ``wait(counter, value, check)`` waits until the counters of all ranks have reached a value, and ``barrier(check)``
     waits at the barrier. Both run pending signal handlers, and call ``check``, before each sleep of at most `POLL`
     seconds. An exception from either ends the wait.
 
@@ -132,4 +132,4 @@ class Barrier:
         if self._timeline.on:
             self.wait(self.arrive())
         else:
-            self._signals.meet(self.check)
+            self._signals.barrier(self.check)

@@ -4,7 +4,7 @@
 forever. Therefore each process reports its state, and reads the reports of the others, before it calls ``MPI_Init``::
 
     import synkhronos     registers an exit hook
-    fork()                reports WAITS; `meet` waits until all processes have reported it, or one has ended
+    fork()                reports WAITS; `wait_for_all` waits until all processes have reported it, or one has ended
     exit without fork()   the exit hook reports ENDED, and the exception if there is one
     MPI is connected      the process reports JOINED
 
@@ -13,8 +13,8 @@ Reports are sent through each available channel:
 * the name service of Hydra, which is the launcher of MPICH and Intel MPI, by the protocol PMI 1;
 * the connection to ``python -m synkhronos run --hosts``, which also reports processes that have ended without a report.
 
-Without a channel (Open MPI's ``mpiexec``, ``srun``), `meet` returns at once. These launchers themselves end the job if
-a process ends without ``MPI_Init`` after others have called it.
+Without a channel (Open MPI's ``mpiexec``, ``srun``), `wait_for_all` returns at once. These launchers themselves end the
+job if a process ends without ``MPI_Init`` after others have called it.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class Rendezvous:
                 self._supervisor = _Supervisor(fd)
             atexit.register(self._end)
 
-    def meet(self, seconds: float | None) -> None:
+    def wait_for_all(self, seconds: float | None) -> None:
         """Wait until all processes of the job have called `fork`.
 
         Parameters
