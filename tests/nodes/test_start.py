@@ -80,7 +80,7 @@ def test_a_node_that_ends_before_fork_is_named(action, reason):
 def test_a_first_node_that_ends_is_named_by_another_one(n):
     code, out, err = run(write("raise KeyError('x')", ranks=(0,)), n)
     text = f"synkhronos.fork: node 0 ({socket.gethostname()}) ended without calling fork(): KeyError: 'x'{RESTART}"
-    assert err.count(text) == 1, err
+    assert 1 <= err.count(text) < n, err  # two that reach `fork` at the same instant both report it
     assert (code, out) == (1, "")
 
 
