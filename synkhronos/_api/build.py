@@ -150,7 +150,7 @@ def function(
     )
     if graph.packed_names:
         _logger.info(
-            "every rank gets these inputs in full, because they are no dense arrays: %s", ", ".join(graph.packed_names)
+            "every rank gets these inputs in full, because they are not dense arrays: %s", ", ".join(graph.packed_names)
         )
     title = kwargs.get("name")
     if exact:

@@ -43,7 +43,10 @@ def is_asked(argument: Any, default: bool, place: int) -> bool:
     if not isinstance(argument, bool):
         raise TypeError(f"check_against_theano must be True, False or None; got {argument!r}")
     if argument and place > 1:
-        raise ValueError("check_against_theano=True in a sequence is for the first in the block, or stand outside")
+        raise ValueError(
+            "check_against_theano=True is possible only for the first call of a sequence; call it first, or outside of "
+            "the block"
+        )
     return argument
 
 
@@ -97,7 +100,7 @@ class Serial:
             return [np.asarray(to_host(value)) for value in self._functions[key](*inputs, *sliceable)]
         except Exception as error:
             let_interrupts_pass(error)
-            raise ValueError(f"check_against_theano: {TITLE} fails on all rows in one piece: {error}") from error
+            raise ValueError(f"check_against_theano: {TITLE} fails on all rows in one process: {error}") from error
 
     def compare(self, outputs: Sequence[Any], expected: Sequence[np.ndarray], wanted: Sequence[int]) -> None:
         """Raise `ValueError` if outputs differ from the serial ones; the message names the one that differs most.
@@ -113,7 +116,7 @@ class Serial:
             if got.shape != right.shape:
                 raise ValueError(
                     f"{self._results.names[i]}, op {op!r}: shape {got.shape}, but {TITLE} gives {right.shape} for the "
-                    "same rows in one piece"
+                    "same rows in one process"
                 )
             difference, tolerance = _largest_difference(got, right)
             if difference > tolerance and (worst is None or difference / tolerance > worst[0]):
@@ -122,9 +125,10 @@ class Serial:
             _, i, op, difference, got, right = worst
             place = np.unravel_index(np.argmax(distances(got, right)), got.shape)
             raise ValueError(
-                f"{self._results.names[i]}, op {op!r}, differs from what {TITLE} gives for the same rows in one piece "
-                f"by up to {difference:.6g}: {got[place]:.9g}, expected {right[place]:.9g}. The op must make the value "
-                "of the whole of the values of its parts (or the replicas differ: synkhronos.check_replicas)"
+                f"{self._results.names[i]}, op {op!r}, differs from what {TITLE} gives for the same rows in one "
+                f"process by up to {difference:.6g}: {got[place]:.9g}, expected {right[place]:.9g}. The op must "
+                "combine the ranks' values to the value for all rows (or the replicas differ: "
+                "synkhronos.check_replicas)"
             )
 
 

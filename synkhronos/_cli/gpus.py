@@ -21,7 +21,7 @@ WHEELS = {"nvrtc": "cuda-nvrtc", "cublas": "cublas", "nccl": "nccl"}
 #: What happens without an optional library.
 WITHOUT = {
     "nccl": "collectives go through the memory of the host instead",
-    "cudnn": "Theano speaks to versions 5 to 7 only, and does without: dnn.enabled=False",
+    "cudnn": "Theano supports versions 5 to 7 only, and runs without it: dnn.enabled=False",
 }
 
 
@@ -85,10 +85,10 @@ def cuda_parts(found: Survey, gpus: Sequence[Gpu], trouble: str) -> list[Part]:
     driver = found.driver
     if driver:
         state = UNUSABLE if trouble else OK
-        note = f"speaks CUDA {dotted(driver.version)}" + (f"; {trouble}" if trouble else "")
+        note = f"supports CUDA {dotted(driver.version)}" + (f"; {trouble}" if trouble else "")
         parts = [Part("cuda", NAMES["cuda"], state, _driver_version(driver.path), driver.path, note)]
     else:
-        note = why["cuda"] or ("" if _has_nvidia_hardware() else "no NVIDIA GPU was seen in this machine")
+        note = why["cuda"] or ("" if _has_nvidia_hardware() else "no NVIDIA GPU was found in this machine")
         state = UNUSABLE if why["cuda"] else MISSING
         parts = [Part("cuda", NAMES["cuda"], state, "", "", note, remedies.driver())]
     oldest = min((gpu.capability for gpu in gpus), default=None)

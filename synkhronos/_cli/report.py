@@ -126,7 +126,7 @@ class Report:
     def as_text(self) -> str:
         """Return the report as a table in plain text."""
         tables = {GROUPS[group] + self._verdict(group): self._rows_of(group) for group in GROUPS}
-        tables["Devices that were tried"] = [_device_row(device) for device in self.devices]
+        tables["Devices tested"] = [_device_row(device) for device in self.devices]
         rows = [row for table in tables.values() for row in table]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = [f"Synkhronos {self.version}, with {self.engine}"]

@@ -338,7 +338,9 @@ class Heartbeat:
         if loss.reason == Reason.ENDED:
             return f"{name} has closed its connection: its processes were killed, or the machine was restarted"
         if loss.reason == Reason.CUT_OFF:
-            return f"{name} has heard from no other node for {seconds}: its own link is down, or all others are"
+            return (
+                f"{name} has heard from no other node for {seconds}: its link is down, or those of all other nodes are"
+            )
         heard = f"{self._names[loss.observer]} has heard nothing"
         if loss.observer == self._node:
             heard = "nothing was heard"
@@ -430,7 +432,7 @@ class Heartbeat:
             if not self._watch(leader, guardian):
                 return
         text = f"the heartbeat process of {self._names[self._node]} was killed {_MOST_STARTS} times"
-        self._print(f"{text}, and is not started again: other nodes will take this one for lost")
+        self._print(f"{text}, and is not started again: other nodes will consider this node lost")
 
     def _watch(self, leader: int, guardian: int) -> bool:
         """Run as heartbeat process until the leader leaves.

@@ -346,6 +346,6 @@ def _how_to_launch(library: str) -> str:
         way = "pmix, or mpiexec in place of srun" if library.startswith("Open MPI") else "pmi2"
         return f"srun does not support the library ({library}) in this way; pass --mpi={way}"
     return (
-        f"the launcher belongs to another library than {library}; call the mpiexec of that library, which "
+        f"the launcher belongs to another MPI library than {library}; call the mpiexec of that library, which "
         "`python -m synkhronos run --hosts …` finds"
     )

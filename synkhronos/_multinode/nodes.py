@@ -73,7 +73,7 @@ class Nodes:
             If a node was lost in an earlier session.
         """
         if self.comm.is_lost:
-            raise SessionError(f"a node does not answer, or did not when the last session was closed; {RESTART}")
+            raise SessionError(f"a node is lost, or did not answer when the last session was closed; {RESTART}")
         if self.comm.differences:
             raise DeviceError(f"{self.comm.differences}; install the same on all nodes")
         self.comm.set_heartbeat(options.heartbeat)

@@ -113,7 +113,8 @@ static size_t *parse_counts(PyObject *counts, int n_ranks)
     if (numbers == NULL && items != NULL)
         PyErr_NoMemory();
     if (items != NULL && PySequence_Fast_GET_SIZE(items) != n_ranks)
-        PyErr_Format(PyExc_ValueError, "%zd lengths of %d ranks", PySequence_Fast_GET_SIZE(items), n_ranks);
+        PyErr_Format(PyExc_ValueError, "got %zd lengths; expected %d, one for each rank",
+                     PySequence_Fast_GET_SIZE(items), n_ranks);
     for (int rank = 0; !PyErr_Occurred() && rank < n_ranks; rank++)
         numbers[rank] = PyLong_AsSize_t(PySequence_Fast_GET_ITEM(items, rank));
     Py_XDECREF(items);

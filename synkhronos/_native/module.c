@@ -148,7 +148,8 @@ static PyObject *hash_blocks(PyObject *Py_UNUSED(module), PyObject *args)
     PyBuffer_Release(&key);
     PyBuffer_Release(&out);
     if (!fits || i < n) {
-        PyErr_SetString(PyExc_ValueError, fits ? "there is no such block" : "the sizes of key and out do not fit");
+        PyErr_SetString(PyExc_ValueError, fits ? "a block number is out of range"
+                                              : "the sizes of key and out do not fit");
         return NULL;
     }
     Py_RETURN_NONE;

@@ -88,7 +88,7 @@ class SessionStatus:
             os.close(fd)
         numbers = np.frombuffer(memory, np.int64, _HEAD)
         if numbers[0] != _MAGIC:
-            raise ValueError(f"{path} is no status file of a session")
+            raise ValueError(f"{path} is not a status file of a session")
         self.n_ranks, self.master_rank, self.first, self.n_all = map(int, numbers[1:_HEAD])
         seats_at = _words_at(self.n_ranks) + _SEAT
         self._pids = np.frombuffer(memory, np.int64, self.n_ranks, 8 * _HEAD)

@@ -263,4 +263,4 @@ def _without_overlaps(arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _way(directly: bool) -> str:
-    return "large ones where they lie" if directly else "through lanes"
+    return "large arrays in place" if directly else "through staging buffers"

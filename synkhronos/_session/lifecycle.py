@@ -74,7 +74,7 @@ def _one_at_a_time(function: _Callable) -> _Callable:
             with _lock:
                 return function(*args, **kwargs)
         if not _lock.acquire(blocking=False):
-            waits = "another thread closes the session, and waits for the call that this one interrupts"
+            waits = "another thread closes the session, and waits for the call that this handler has interrupted"
             raise SessionError(f"synkhronos.{function.__name__}: {waits}")
         try:
             return function(*args, **kwargs)

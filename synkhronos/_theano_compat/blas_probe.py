@@ -258,7 +258,7 @@ def _listen(reading: int) -> str:
         if not part:
             return output.decode(errors="replace")
         output += part
-    return f"{output.decode(errors='replace')}\nit gives no answer within {_PROBE_SECONDS} seconds"
+    return f"{output.decode(errors='replace')}\nit gave no answer within {_PROBE_SECONDS} seconds"
 
 
 def _end(child: int) -> int:
@@ -372,7 +372,7 @@ def _said(output: str, flags: str) -> str:
         relevant += _hints(name, flags)[:1]
     if re.search(r"\S[\"']\S", flags):
         relevant.append("Theano passes quotes within a flag unchanged")
-    return "; ".join(list(dict.fromkeys(relevant))[:4]) or "the compiler failed without a word"
+    return "; ".join(list(dict.fromkeys(relevant))[:4]) or "the compiler failed without a message"
 
 
 def _hints(name: str, flags: str) -> list[str]:
@@ -381,7 +381,7 @@ def _hints(name: str, flags: str) -> list[str]:
     for folder in re.findall(r"(?:^|\s)-L(\S+)", flags):
         for file in sorted(glob.glob(os.path.join(glob.escape(folder), f"lib{name}.so*")), key=len):
             if not os.access(file, os.R_OK):
-                hints.append(f"{file} {'may not be read' if os.path.exists(file) else 'leads nowhere'}")
+                hints.append(f"{file} {'may not be read' if os.path.exists(file) else 'is a broken link'}")
             elif os.path.basename(file) != f"lib{name}.so":
                 hints.append(f"{file} would be -l:{os.path.basename(file)}")
     return hints

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.timeout(320),
 ]
 
-#: Bytes of a piece: ranks of a machine reduce what is smaller than 16 KiB through lanes, and the rest where it lies.
+#: Bytes of a piece: ranks of a node reduce arrays below 16 KiB through staging buffers, and larger ones in place.
 SMALL, LARGE = 1 << 14, 1 << 16
 
 PRELUDE = f"""

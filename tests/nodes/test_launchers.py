@@ -205,7 +205,7 @@ def test_a_launcher_and_a_library_that_do_not_fit_are_refused(program, launcher,
     )
     assert done.returncode == 1, done.stderr
     assert "this is one of 2 processes that were launched together" in done.stderr
-    assert ": the launcher belongs to another library than " in done.stderr
+    assert ": the launcher belongs to another MPI library than " in done.stderr
 
 
 def test_what_is_missing_is_reported_in_one_line(tmp_path, monkeypatch):

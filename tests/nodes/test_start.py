@@ -168,7 +168,7 @@ def test_a_node_that_does_not_start_its_ranks_is_named():
     action = "import synkhronos._multinode.node_leader as leader; leader.start_ranks = lambda *_: time.sleep(1000)"
     code, out, err = run(write(action, limit=2, caught="synk.fork(1)"))
     assert f"node 1 ({socket.gethostname()}) did not start ranks within start_timeout=2 seconds{RESTART}" in out
-    assert "SessionError: a node does not answer, or did not when the last session was closed; start the program" in err
+    assert "SessionError: a node is lost, or did not answer when the last session was closed; start the program" in err
     assert code == 1
 
 

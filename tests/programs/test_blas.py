@@ -196,7 +196,7 @@ class TestFork:
     def test_what_never_ends(self, monkeypatch):
         monkeypatch.setattr(trial, "_PROBE_SECONDS", 1)
         before = set(psutil.Process().children())
-        assert trial.try_routines(lambda: time.sleep(100)).trouble == "it gives no answer within 1 seconds"
+        assert trial.try_routines(lambda: time.sleep(100)).trouble == "it gave no answer within 1 seconds"
         assert set(psutil.Process().children()) == before
 
     def test_an_interrupt_while_it_is_awaited(self):
@@ -461,7 +461,7 @@ class TestLinking:
     def test_a_library_that_may_not_be_read(self, tmp_path, monkeypatch):
         """Root may read every file: here it is a link to nothing."""
         (tmp_path / "libmine.so").symlink_to("nothing")
-        with pytest.raises(OSError, match=f"cannot find -lmine.*; {tmp_path}/libmine.so leads nowhere"):
+        with pytest.raises(OSError, match=f"cannot find -lmine.*; {tmp_path}/libmine.so is a broken link"):
             linking.link(f"-L{tmp_path} -lmine", str(tmp_path))
         monkeypatch.setattr(os.path, "exists", lambda path: True)
         assert linking._hints("mine", f"-lmine -L{tmp_path}") == [f"{tmp_path}/libmine.so may not be read"]

@@ -276,7 +276,7 @@ def transposing():
     return synk.function([], bcast_inputs=[m, cube], updates=updates), transposed, turned
 
 
-@pytest.mark.parametrize("side", [2, 300])  # through lanes, and where they lie
+@pytest.mark.parametrize("side", [2, 300])  # through staging buffers, and where they lie
 def test_values_in_another_order_of_memory_are_reduced_where_they_lie(session, side):
     store, transposed, turned = transposing()
     synk.distribute()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse
-from backend import T, theano
+from backend import T, theano, theano_only
 from comparison import assert_close
 
 import synkhronos as synk
@@ -115,6 +115,7 @@ def product_with_sparse(**default):
     return exact, plain, np.arange(6.0).reshape(3, 2)
 
 
+@theano_only("default values of inputs")
 def test_a_default_value_may_be_a_sparse_matrix(session):
     exact, plain, x = product_with_sparse(value=MATRIX)
     for function in (exact, plain):

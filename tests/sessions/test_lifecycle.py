@@ -248,12 +248,12 @@ def test_what_is_logged_at_debug(synchronize, caplog):
         r"new shared variables: (w, large|large, w)",
         r"compiled the function total \(Variant\(accumulate=True.*\)\)\(x\) in \d+\.\d\d s",
         r"distributed the function total \(Variant\(accumulate=True.*new shared variables: none",
-        r"all-reduce of w \(24 bytes\): through lanes",
-        r"all-reduce of large, w \(16777240 bytes\): large ones where they lie",
-        r"reduce of w \(24 bytes\): through lanes",
+        r"all-reduce of w \(24 bytes\): through staging buffers",
+        r"all-reduce of large, w \(16777240 bytes\): large arrays in place",
+        r"reduce of w \(24 bytes\): through staging buffers",
         r"get of w \(24 bytes\): through shared memory",
         r"set of w \(24 bytes\): through shared memory",
-        r"all-gather of w \(48 bytes\): through lanes",
+        r"all-gather of w \(48 bytes\): through staging buffers",
     ]
     assert len(lines) == len(expected), "\n".join(lines)
     for line, pattern in zip(lines, expected):

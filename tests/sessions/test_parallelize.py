@@ -359,7 +359,7 @@ def test_sparse_inputs(session, kind, caplog):
     with caplog.at_level("INFO", "synkhronos"), synk.parallelize():
         ours, mine = build(function)
     assert [line for line in caplog.messages if "inputs in full" in line] == [
-        "every rank gets these inputs in full, because they are no dense arrays: x"
+        "every rank gets these inputs in full, because they are not dense arrays: x"
     ]
     theirs, other = build(function)
     for n in (11, 2, 1, 0):

@@ -46,5 +46,5 @@ def test_schedule_that_goes_on_begins_where_it_was():
 
 @pytest.mark.parametrize("wrong", [(0, 2, 3), (0.1, -1, 3), (0.1, np.inf, 3), (0.1, 2, 0), (0.1, 2, 1.5), ("1", 2, 3)])
 def test_what_makes_no_sense_is_refused(wrong):
-    with pytest.raises(ValueError, match="expected a positive"):
+    with pytest.raises(ValueError, match="expected a"):
         warm_up(*wrong)

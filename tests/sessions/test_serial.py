@@ -102,7 +102,7 @@ def test_values_without_a_sharding_rule_are_averaged_and_the_comparison_finds_th
     for unknown in (x[::2], T.sort(x, axis=0), x[1:] - x[:-1]):
         function = synk.function([x], unknown)
         function(POINTS)
-        with pytest.raises(ValueError, match="in one piece"):
+        with pytest.raises(ValueError, match="in one process"):
             function(POINTS, check_against_theano=True)
     fixed = synk.function([x], x.reshape((6, 4)).mean() + T.arange(6))
     assert_close(fixed(POINTS), POINTS.mean() + np.arange(6))
@@ -382,7 +382,7 @@ def test_what_theano_cannot_compute_in_one_piece_says_so(synchronize):
     x = T.dvector("x")
     fixed = synk.function([x], x.reshape((2, 1)).mean())
     assert fixed(np.ones(4)) == 1
-    with pytest.raises(ValueError, match="in one piece"):
+    with pytest.raises(ValueError, match="in one process"):
         fixed(np.ones(4), check_against_theano=True)
     assert fixed(np.ones(4)) == 1
 

@@ -65,7 +65,7 @@ class TestInfo:
         assert parts["CUDA driver"]["state"] == "unusable"
         assert parts["CUDA driver"]["version"] == "390.157"
         assert parts["CUDA driver"]["path"] == str(driver)
-        assert "speaks CUDA 9.1; ended by signal 6" in parts["CUDA driver"]["note"]
+        assert "supports CUDA 9.1; ended by signal 6" in parts["CUDA driver"]["note"]
         assert parts["NVRTC"]["state"] == "unusable"
         assert "libnvrtc.so.9 is newer than the driver's CUDA 9.1" in parts["NVRTC"]["note"]
         assert parts["NVRTC"]["remedy"] == "python -m pip install 'nvidia-cuda-nvrtc-cu9<9.2'"

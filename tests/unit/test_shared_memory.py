@@ -1,4 +1,4 @@
-"""Collectives between bare processes: through lanes and in place, bitwise equal to NumPy."""
+"""Collectives between bare processes: through staging buffers and in place, bitwise equal to NumPy."""
 
 import functools
 import os
@@ -16,7 +16,7 @@ LANE_BYTES = native.STAGING_BYTES
 
 @pytest.fixture(params=["direct", "lanes", "mixed"])
 def way(request):
-    """Where arrays lie, which all ranks map; through lanes, if there is no such memory; or either, by the rank."""
+    """In place, in memory that all ranks map; without such memory, through staging buffers; or either, by the rank."""
     return request.param
 
 
@@ -201,7 +201,7 @@ def test_what_does_not_go_together_is_refused():
         for part in [(one[::2], None, add), (one, [1.0], add), (1.0, one, add)]:
             with pytest.raises(TypeError, match="C-contiguous"):
                 core.run([part], 0, None, None, False)
-        with pytest.raises(ValueError, match="lengths of 1 ranks"):
+        with pytest.raises(ValueError, match="got 2 lengths; expected 1"):
             core.run([(one, one, [4, 4])], 0, None, None, False)
         for lengths, out in (([5], np.ones(5)), ([4], np.ones(5)), ([5], None)):
             with pytest.raises(ValueError, match=r"4 elements here, \d of all ranks"):

@@ -95,7 +95,7 @@ def bind(device: str, rank: int, quiet: bool) -> Any:
         if gpuarray.pygpu is None:
             import pygpu.gpuarray  # noqa: F401  (its exception says why it cannot be imported)
 
-            raise ImportError("pygpu was not there when Theano was imported")
+            raise ImportError("pygpu could not be imported when Theano was imported")
         if device.startswith("opencl"):
             _zero_new_memory()
             _separate_pocl_cache(rank)

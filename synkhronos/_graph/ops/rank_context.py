@@ -171,7 +171,7 @@ class RankContext:
             results.append(out)
         directly = self._run(parts, number, signature)
         if self.rank == self.controller and _logger.isEnabledFor(logging.DEBUG):
-            way = "large ones where they lie" if directly else "through lanes"
+            way = "large arrays in place" if directly else "through staging buffers"
             _logger.debug("in a function, %s: %s", _describe(ops, arrays), way)
         return results
 

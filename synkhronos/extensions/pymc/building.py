@@ -21,7 +21,7 @@ _OWN = ("inputs", "outputs", "updates", "givens", "accept_inplace", "rebuild_str
 ONE_CORE = (
     "under synkhronos.extensions.pymc.parallel all ranks together evaluate the model, so that chains cannot be sampled "
     "in processes or threads of their own: give pm.sample the argument cores=1, and chains follow each other. Where "
-    "each core has memory and work enough for a chain of its own, chains in parallel, without synkhronos, serve better"
+    "each core has memory and work enough for a chain of its own, chains in parallel, without synkhronos, are faster"
 )
 
 
