@@ -61,14 +61,14 @@ class BatchRows(NamedTuple):
 
 
 class CallSignature(NamedTuple):
-    """Key of a call in the cache of plans, and the parts of the call that are not in the key.
+    """Key of a call in a function's cache of plans, and the arrays that the plan does not contain.
 
-    Parameters
+    Attributes
     ----------
     signature : tuple
-        Everything that the plan depends on. Calls with equal signatures have the same plan.
+        The key: everything that the plan depends on. Calls with equal signatures have the same plan.
     contents : sequence of array
-        The arrays to stage, in the order in which `stage` stages them.
+        The arrays that each call copies to shared memory, in the order of `stage`.
     batch : BatchRows, or None
         The selected rows; ``None`` if the signature determines them.
     """

@@ -26,7 +26,7 @@ from synkhronos.errors import SessionError
 _MOST_PLANS = 16  # number of plans that a function caches
 
 
-_NEVER = -1  # count of changes for a function whose scattered variables were not checked in this session
+_NEVER = -1  # value of `Function._n_changes` until scattered variables are checked in a session; see `ReplicaCheck`
 
 
 class Appearance:
@@ -121,10 +121,12 @@ class Function(Appearance):
         functions.add(self)
         self.join(session)
 
-    maker: Any = property(lambda self: self._theano.maker, doc="That of the controller's own function, with its graph.")
-    fn: Any = property(lambda self: machine(self._theano), doc="Callable that runs the controller's own function.")
-    vm: Any = property(lambda self: self.fn, doc="The same, by PyTensor's name.")
-    profile: Any = property(lambda self: self._theano.profile, doc="The backend's profile of it, or ``None``.")
+    maker: Any = property(lambda self: self._theano.maker, doc="Maker of the controller's function; it has the graph.")
+    fn: Any = property(lambda self: machine(self._theano), doc="Callable that runs the controller's function.")
+    vm: Any = property(lambda self: self.fn, doc="The same as ``fn``, by PyTensor's name.")
+    profile: Any = property(
+        lambda self: self._theano.profile, doc="The backend's profile of the controller's function, or ``None``."
+    )
 
     def get_shared(self) -> list[Any]:
         """Return the shared variables that the function reads or updates, as the backend's functions do.
@@ -340,7 +342,10 @@ class Function(Appearance):
             return session.submit(call, finish, shared=self.get_shared, check=self._check_values)
 
     def _check_values(self, session: Session) -> None:
-        """Accept values of shared variables that the program has set: replicas may differ."""
+        """Check a recorded call before its sequence is sent.
+
+        Values of shared variables that the program has set on the controller are accepted: replicas may differ.
+        """
 
     def _combined(self, session: Session, results: Sequence[Any], call: Call, wanted: Sequence[int]) -> list[Any]:
         """Return the combined outputs, and record the counts of the call."""
@@ -352,7 +357,7 @@ class Function(Appearance):
         )
 
     def _distributed(self, session: Session, variant: Variant, graph: _graph.Graph) -> int:
-        """Distribute a variant and the plain function if necessary, and return the variant's key."""
+        """Send a variant and the plain function to the workers that do not have them; return the variant's key."""
         key = self._key(session, variant, graph)
         session.distribute((self._keys[self._graph, self._plain], key))
         return key

@@ -56,7 +56,7 @@ def make_regions(n_ranks: int, rank: int) -> native.Heap:
 
 
 def look_at_free_memory(regions: native.Heap, n_ranks: int) -> None:
-    """Let this rank's region grow by its share, 1 / ``n_ranks``, of the memory that is free now."""
+    """Set how much more memory this rank's part of the heap may take: 1 / ``n_ranks`` of what is free now."""
     with deferred_interrupts():
         regions.allow(min(free for free, _ in free_memory()) // n_ranks)
 

@@ -147,7 +147,7 @@ _MARGIN = 1.0
 
 
 def check_order(group: ProcessGroup) -> None:
-    """Raise `WorkerTimeout` on another node than the controller's if the controller has ordered its ranks to end."""
+    """On a node other than the controller's: raise `WorkerTimeout` if the controller has ordered this node to stop."""
     world = group.world
     if world.node and not group.stopped and world.leaders.is_ordered_to_stop():
         raise WorkerTimeout("node 0 has ordered the ranks to end", group.rank, 0)
@@ -193,7 +193,7 @@ def check_exchange(group: ProcessGroup) -> None:
     raise WorkerTimeout(text, world.ranks_of(1)[0], 0)
 
 
-_SPIN_SECONDS = 1e-3  # a wait polls the counters for this time before the process sleeps
+_SPIN_SECONDS = 1e-3  # a wait polls the counters this long before it sleeps; 5 times as long for the next message
 
 
 class ControllerDied(BaseException):

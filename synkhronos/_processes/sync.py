@@ -12,7 +12,7 @@ from typing import Any, Callable
 from synkhronos._native import native
 from synkhronos._processes.timeline import STRAGGLING, Timeline
 
-#: Shortest gap between two readings of the clock, in seconds, that does not count as waiting.
+#: A gap of this many seconds or more between two readings of the clock does not count as waiting.
 _PAUSE = 1.0
 
 

@@ -45,7 +45,10 @@ class Source(NamedTuple):
 @_command(KEEPS_SHAPES)
 @dataclass(frozen=True)
 class Settle:
-    """Apply only the envelope (attach, release); with `trim`, also free memory that the allocator keeps."""
+    """Do only what the envelope asks for: map new memory, and drop objects.
+
+    With `trim`, each rank also releases the freed blocks that its part of the shared heap keeps for reuse.
+    """
 
     trim: bool = False
 
@@ -78,10 +81,11 @@ class Load:
 
 
 class Follow(NamedTuple):
-    """The function that a sliced call runs after its slices, where the called function has collectives.
+    """Second step of a call in slices of a function with collectives.
 
-    The function of the slices returns the outputs that need no collective, then the values that enter collectives. The
-    function that follows takes these values.
+    The graph is cut where values enter collectives. `Call.function` is the part before the cut. It runs once for each
+    slice, and returns the outputs that need no collective, then the values that enter collectives. Both are accumulated
+    over the slices. The function of this class is the part after the cut; it takes the accumulated values.
     """
 
     function: int
@@ -94,7 +98,8 @@ class Follow(NamedTuple):
 class Call(NamedTuple):
     """Call a function on this rank's shard of the data.
 
-    The function of a sliced call returns the new values of the variables `updated` after its outputs.
+    `_api.call_plan.Planner.plan` creates it. Functions and variables are given by their keys. In a call in slices, the
+    function returns the new values of the variables `updated` after its outputs, and the rank sets them at the end.
     """
 
     function: int
@@ -116,7 +121,7 @@ class Call(NamedTuple):
     kept: tuple[int, ...] = ()  # variables that a rank without data points must not update
     exact: bool = False  # the function also takes: the total row count, the rank's first row, its row count
     follow: Follow | None = None
-    starts: ArrayRef | None = None  # array of each scattered input's first row; their ranges then begin at 0
+    starts: ArrayRef | None = None  # int64 offsets that are added to the scattered inputs' ranges
 
 
 @_command(KEEPS_SHAPES)

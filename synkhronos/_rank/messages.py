@@ -16,7 +16,10 @@ from synkhronos.errors import CollectiveAborted
 
 
 class Release(NamedTuple):
-    """Keys of segments, functions and variables that the controller has dropped since the last command."""
+    """Keys of segments, functions and variables that the program has dropped, and the workers must drop.
+
+    A key is sent with every message until all workers have answered a message with it.
+    """
 
     segments: tuple[str, ...] = ()
     functions: tuple[int, ...] = ()
@@ -32,13 +35,16 @@ class Envelope(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A worker's reply to a command that failed there."""
+    """Report of an exception that a rank raised while it executed a command.
+
+    A worker sends it as its reply. For the controller, `Dispatcher.issue` puts it among the results.
+    """
 
     when: float  # time.monotonic(), one clock for all ranks of a node
     summary: str  # type and message of the exception
     traceback: str  # traceback, without type and message
-    aborted: bool = False  # the worker stopped only because another rank had failed
-    unprepared: bool = False  # the worker could not apply the envelope, and did not begin
+    aborted: bool = False  # the rank stopped only because another rank had failed
+    unprepared: bool = False  # the rank could not map or drop memory, and did not begin
     completed: int = 0  # number of completed parts of an `InOrder`
 
     @classmethod
@@ -77,12 +83,12 @@ def summarize(error: BaseException) -> str:
 
 
 class Placed(NamedTuple):
-    """An array in memory that controller and worker share: which memory, offset in bytes, shape and dtype."""
+    """Place of an array in memory that the controller and a worker share."""
 
-    memory: int
-    offset: int
+    memory: int  # 0: the outboxes of all ranks; 1: the shared heap
+    offset: int  # in bytes
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: Any  # see `dtype_spec`
 
 
 class Sent(NamedTuple):

@@ -108,20 +108,23 @@ class Replica:
         Returns
         -------
         object
-            Arrays for `Call`, `Get` and `Reduce` (workers return `Arrays` for the first two), a list for `InOrder`, and
-            metadata or ``None`` for other commands.
+            For `Call` and `Get`: a list of arrays on the controller, and their places (`Arrays`) on a worker; ``None``
+            on a rank that returns nothing. For `InOrder`: the list of the parts' results. For other commands: arrays on
+            the controller only, metadata, or ``None``.
         """
         if self.regions.short:
             look_at_free_memory(self.regions, self._group.n_ranks)
         return self.regions.call(self._execute, command)
 
     def _execute(self, command: Command) -> Any:
+        """Drop the state of the previous command, and execute this one; runs inside `native.Heap.call`."""
         self._exchange.restart()
         self._publisher.forget()
         self.completed = 0
         return self._carry_out(command)
 
     def _carry_out(self, command: Command) -> Any:
+        """Call the handler of a command, or of one part of an `InOrder`; publish a worker's result."""
         kind, timeline = type(command), self._timeline
         if timeline.tracing:
             timeline.name(self.describe(command))

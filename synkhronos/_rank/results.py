@@ -1,7 +1,7 @@
 """Read a rank's rows of arrays in shared memory, and return a worker's results to the controller.
 
-A result stays where it is if the controller maps that memory. Otherwise it is copied to memory that the controller
-maps, or sent with the reply.
+A small result is copied to the worker's outbox, which the controller maps. A large one stays in the shared heap, or is
+copied there. If there is no room, or the controller is on another node, the bytes are sent with the reply.
 """
 
 from __future__ import annotations

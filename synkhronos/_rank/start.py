@@ -16,7 +16,7 @@ from synkhronos._utils.interrupts import FinalizerQueue, deferred_interrupts
 
 
 def serve(group: ProcessGroup, replica: Replica) -> None:
-    """Execute the controller's commands until it sends a stop."""
+    """Execute the controller's commands, and answer each with its result or a `Failure`, until a stop arrives."""
     decoder, encoder = Decoder(), Encoder()
     while True:
         envelope: Envelope = decoder.loads(group.receive())
@@ -28,7 +28,7 @@ def serve(group: ProcessGroup, replica: Replica) -> None:
                 replica.forget(*envelope.release)
                 replica.attach(envelope.attach, group.channel)
                 if envelope.attach or envelope.release.segments:
-                    group.channel.clear()
+                    group.channel.clear()  # discard segments that were sent, but dropped before they were mapped
             except Exception as error:
                 reply = Failure.of(error, unprepared=True)
         if reply is None:

@@ -104,7 +104,7 @@ class Dispatcher:
         The controller's replica.
     ledger : Ledger
     timeout : float or None
-        Seconds that a rank may take for a command.
+        Seconds to wait for the answers of the other workers before a dead worker is replaced; ``None``: no limit.
     restore : callable, optional
         ``restore(ranks)`` sends functions, variables and data to new workers, and returns the shared variables that
         have lost rows. Default: workers that die are not replaced, and the session breaks.

@@ -17,9 +17,9 @@ from synkhronos._memory import Arena, ArrayRef, Segment, SegmentTable, aligned
 from synkhronos._rank import Command, Envelope, Release
 from synkhronos._utils.interrupts import FinalizerQueue, deferred_interrupts
 
-#: Limits for the next command: segments that workers have still to map, and bytes that they have still to unmap.
-_MAX_WAITING = 64
-_MAX_DROPPED_BYTES = 64 * 1024 * 1024
+#: Above either limit, `Ledger.is_full` is true, and the entries are sent without waiting for the next command.
+_MAX_WAITING = 64  # new segments that workers have not mapped
+_MAX_DROPPED_BYTES = 64 * 1024 * 1024  # dropped memory that workers have not unmapped
 _LARGE_BYTES = 4 * 1024 * 1024
 
 _NOTHING = Release()
@@ -68,7 +68,9 @@ class Ledger:
         self._dropped_bytes = 0
         self.sent = _NOTHING
         self._n_sent = 0
-        self._bare = Envelope((), _NOTHING, None)  # the last envelope without entries, reused for the same command
+        self._bare = Envelope(
+            (), _NOTHING, None
+        )  # the last envelope without entries, used again if its command is sent again
 
     def share(self, segment: Segment, content: np.ndarray) -> None:
         """Register new memory, which stays shared as long as the array ``content`` exists."""

@@ -1,9 +1,9 @@
 """`Session`: owner of all mutable state between `fork` and `close`. Public functions delegate to it.
 
-`Session.run` and `Session.submit` are the only ways to execute something on the ranks. The workers receive a command,
-the controller executes it on its own replica, and the results of all ranks are returned in rank order. Results of other
-ranks are views of shared memory, which are valid until the next command. So callers combine them while they hold
-`Session.lock`.
+Code of other folders executes commands by `Session.submit`, which a sequence may record, or by `Session.run`, which
+executes at once. Both call `Session.issue`: the workers receive the command, the controller executes it on its own
+replica, and the results of all ranks are returned in rank order. Results of other ranks are views of shared memory,
+which are valid until the next command. So callers combine them while they hold `Session.lock`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Submit calls and collectives to the ranks, one at a time or several in one message (a `sequence`).
 
-A call or a collective is a *part*. When it is submitted, its command is created and its NumPy inputs are copied to a
-staging arena; each part of a sequence has an arena of its own. The controller processes the results when all ranks have
-replied.
+A call or a collective is a *part*. Before it is submitted, its NumPy inputs are copied to a staging arena, and its
+command is created; each part of a sequence has an arena of its own. The controller processes the results when all ranks
+have replied.
 """
 
 from __future__ import annotations
