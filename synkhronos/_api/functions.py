@@ -23,7 +23,7 @@ from synkhronos._utils.display import html_table, public_names
 from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos.errors import SessionError
 
-_MOST_PLANS = 16  # number of plans that a function caches
+_MOST_PLANS = 64  # number of plans that a function caches
 
 
 _NEVER = -1  # value of `Function._n_changes` until scattered variables are checked in a session; see `ReplicaCheck`

@@ -25,6 +25,6 @@ from synkhronos._rank.commands import (
     Source,
 )
 from synkhronos._rank.environment import digest_of_states, seed_rank
-from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize
+from synkhronos._rank.messages import MOST_CACHED_BYTES, Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize
 from synkhronos._rank.replica import Replica
 from synkhronos._rank.start import start_ranks

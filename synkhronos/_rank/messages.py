@@ -114,8 +114,12 @@ for _type in (ArrayRef, SegmentRef, Source, Release, Call, AllReduce, Follow, En
     copyreg.pickle(_type, _reduced)  # takes half the time of pickle's default for named tuples
 
 
+#: Larger messages, which contain arrays, are not kept: they seldom repeat.
+MOST_CACHED_BYTES = 1 << 18
+
+
 class Encoder:
-    """Pickle messages; a message that equals the previous one is not pickled again.
+    """Pickle messages; a message that equals the previous one is not pickled again, unless it is large.
 
     A message must not be changed after it was sent.
     """
@@ -127,7 +131,9 @@ class Encoder:
         """Return a message as bytes, for a `Decoder`."""
         pickled = self._pickled.get(None, message)
         if pickled is None:
-            pickled = self._pickled.put(None, message, pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+            pickled = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+            if len(pickled) <= MOST_CACHED_BYTES:
+                self._pickled.put(None, message, pickled)
         return pickled
 
 
@@ -143,4 +149,8 @@ class Decoder:
     def loads(self, pickled: bytes) -> Any:
         """Return the message."""
         message = self._messages.get(None, pickled)
-        return self._messages.put(None, pickled, pickle.loads(pickled)) if message is None else message
+        if message is None:
+            message = pickle.loads(pickled)
+            if len(pickled) <= MOST_CACHED_BYTES:
+                self._messages.put(None, pickled, message)
+        return message

@@ -112,6 +112,7 @@ class Replica:
             on a rank that returns nothing. For `InOrder`: the list of the parts' results. For other commands: arrays on
             the controller only, metadata, or ``None``.
         """
+        self.completed = 0
         if self.regions.short:
             look_at_free_memory(self.regions, self._group.n_ranks)
         return self.regions.call(self._execute, command)
@@ -120,7 +121,6 @@ class Replica:
         """Drop the state of the previous command, and execute this one; runs inside `native.Heap.call`."""
         self._exchange.restart()
         self._publisher.forget()
-        self.completed = 0
         return self._carry_out(command)
 
     def _carry_out(self, command: Command) -> Any:

@@ -42,8 +42,8 @@ def serve(group: ProcessGroup, replica: Replica) -> None:
             replica.regions.trim()
             try:
                 _answer(group, encoder, reply)
-            except MemoryError as error:
-                _answer(group, encoder, Failure.of(error))
+            except MemoryError as error:  # all parts of a sequence may be complete: the last one has no result
+                _answer(group, encoder, Failure.of(error, completed=max(0, replica.completed - 1)))
 
 
 def _answer(group: ProcessGroup, encoder: Encoder, reply: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Callable, Protocol
 from synkhronos._memory import Segment
 from synkhronos._native import native
 from synkhronos._processes import Timeline, log
-from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
+from synkhronos._rank import MOST_CACHED_BYTES, Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
 from synkhronos._session.diagnostics import BROKEN, LOST, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
@@ -185,7 +185,8 @@ class Dispatcher:
             results = [self._read(rank, one, isinstance(command, InOrder)) for rank, one in enumerate(results)]
             decoded = results.copy()
             decoded[self._group.master_rank] = None
-            self._decoded.put(None, replies, decoded)
+            if sum(len(reply) for reply in replies if reply is not None) <= MOST_CACHED_BYTES:
+                self._decoded.put(None, replies, decoded)
             return results
 
     def check_closed(self, error: BaseException) -> None:

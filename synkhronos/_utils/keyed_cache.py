@@ -21,7 +21,7 @@ class KeyedCache(Generic[Value]):
     Parameters
     ----------
     most_slots : int, optional
-        Limit of the number of slots. All entries are dropped when there would be more.
+        Limit of the number of slots. The oldest one is dropped when there would be more.
     """
 
     __slots__ = ("_entries", "_most_slots")
@@ -43,7 +43,7 @@ class KeyedCache(Generic[Value]):
     def put(self, slot: Hashable, key: Any, value: Value) -> Value:
         """Store a slot's value for a key, in place of the one for the previous key; return the value."""
         if len(self._entries) == self._most_slots and slot not in self._entries:
-            self._entries.clear()
+            del self._entries[next(iter(self._entries))]
         self._entries[slot] = key, value
         return value
 

@@ -33,14 +33,14 @@ def test_slots_have_values_of_their_own():
     assert (cache.get("a", 1), cache.get("b", 1), cache.get("c", 1)) == ("of a", "of b", None)
 
 
-def test_all_entries_are_dropped_where_there_would_be_too_many_slots():
+def test_the_oldest_slot_is_dropped_where_there_would_be_too_many():
     cache = KeyedCache(2)
     for slot in ("a", "b"):
         cache.put(slot, 1, slot)
     cache.put("a", 2, "new")
     assert (len(cache), cache.get("a", 2), cache.get("b", 1)) == (2, "new", "b")
     cache.put("c", 1, "c")
-    assert (len(cache), cache.get("c", 1), cache.get("a", 2)) == (1, "c", None)
+    assert (len(cache), cache.get("c", 1), cache.get("b", 1), cache.get("a", 2)) == (2, "c", "b", None)
 
 
 def test_cleared_entries_keep_nothing_alive():

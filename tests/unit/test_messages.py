@@ -62,6 +62,14 @@ def test_an_equal_message_is_neither_pickled_nor_read_again():
     assert decoder.loads(bytes(bytearray(again))) is read
 
 
+def test_a_large_message_is_not_kept():
+    encoder, decoder = Encoder(), Decoder()
+    message = Arrays([Sent(bytes(1 << 20), (1 << 20,), "uint8")])
+    first, second = encoder.dumps(message), encoder.dumps(message)
+    assert first == second and first is not second
+    assert decoder.loads(first) == message and decoder.loads(first) is not decoder.loads(first)
+
+
 def test_messages_that_differ_are_distinguished():
     encoder, decoder = Encoder(), Decoder()
     messages = [
