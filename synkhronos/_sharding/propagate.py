@@ -266,11 +266,16 @@ class Propagation:
         for variable, axis in sharded.items():
             self.put(variable, Placed(variable, Shard(axis)))
 
+    def mark_used(self, outputs: Sequence[Any]) -> None:
+        """Record, for `is_used`, that some variables and all from which they are computed are used."""
+        order = io_toposort(list(self._new), outputs)
+        self._used.update(outputs, (one for node in order for one in node.inputs))
+
     def run(self, outputs: Sequence[Any]) -> None:
         """Propagate placements through all Apply nodes from which some variables are computed."""
+        self.mark_used(outputs)
         known = list(self._new)
         order = io_toposort(known, outputs)
-        self._used.update(outputs, (one for node in order for one in node.inputs))
         for variable in leaves_of(outputs, known):
             if variable not in self._new:
                 self.put(variable, Placed(variable, Replicate()))

@@ -146,6 +146,7 @@ class ShardedGraph(Graph):
         propagation = Propagation(
             sharding.scattered, sharding.rows, ON_RANKS, *tables, checks_shapes=self.checks_shapes
         )
+        propagation.mark_used(expressions)
         sharding.divide(propagation)
         propagation.run(expressions)
         draws.check(outputs, updates)

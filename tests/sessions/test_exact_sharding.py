@@ -5,7 +5,7 @@ import functools
 
 import numpy as np
 import pytest
-from backend import MRG_RandomStreams, RandomStreams, T, lasagne, random_state, theano, uniform
+from backend import MRG_RandomStreams, RandomStreams, T, lasagne, on_theano, random_state, theano, uniform
 from comparison import assert_close
 
 import synkhronos as synk
@@ -505,3 +505,15 @@ def test_what_cannot_be_sharded(session):
     for keywords in ({"shard": [x]}, {"random": "own"}):
         with pytest.raises(ValueError, match="pass exact=True"):
             synk.function([x], x.sum(), **keywords)
+
+
+def test_a_place_that_is_used_only_after_the_variable_that_shard_names(session):
+    """The rows of `v` are placed first, and `largest` is computed for it; the serial places are outputs, too."""
+    x, z = T.dmatrix("x"), T.dvector("z")
+    largest, place = T.max_and_argmax(x, axis=0) if on_theano else (x.max(axis=0), x.argmax(axis=0))
+    v = z - largest
+    function = synk.function([x], [place, v], bcast_inputs=[z], shard=[v], exact=True)
+    values = np.random.default_rng(3).random((7, 7))
+    got = function(values, np.ones(7))
+    assert np.array_equal(got[0], values.argmax(axis=0))
+    assert_close(got[1], 1 - values.max(axis=0))

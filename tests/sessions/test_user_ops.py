@@ -160,6 +160,11 @@ def in_a_loop(x, w):
     return [steps[-1], steps.sum()], w
 
 
+def in_a_map(x, w):
+    rows = scan(lambda row: Jitter()(row)[0], sequences=x)
+    return [rows, rows.sum()], w
+
+
 def in_a_loop_without_rows(x, w):
     steps = scan(lambda h: Jitter()(h)[0] * 0.5, outputs_info=T.outer(w, w), n_steps=3)
     return [T.dot(x, steps[-1])], steps[-1][0]
@@ -192,7 +197,7 @@ def of_each_row(x, w):
 
 
 PROGRAMS = [
-    *(signatures, trained, twice, in_a_loop, in_a_loop_without_rows, in_a_branch, of_no_rows),
+    *(signatures, trained, twice, in_a_loop, in_a_map, in_a_loop_without_rows, in_a_branch, of_no_rows),
     within_another,
     elementwise,
     pytest.param(of_each_row, marks=pytest.mark.skipif(on_theano, reason="Theano does not have Blockwise")),

@@ -41,7 +41,7 @@ from synkhronos._sharding.placements import (
     copied,
     is_zero,
 )
-from synkhronos._sharding.propagate import RULES, Propagation, Rule
+from synkhronos._sharding.propagate import RULES, Propagation, Rule, is_of_the_user
 
 _REPLICATED_STATE = "a state that is replicated"
 
@@ -315,7 +315,7 @@ def _mapped(propagation: Propagation, node: Any, loop: Any) -> Sequence[Placed] 
     lengths, sequences = propagation.lengths, [outer for _, outer in loop.sequences]
     placements = [propagation.placement(one) for one in sequences]
     shard = next((one for one in placements if isinstance(one, Shard) and one.axis == 0), None)
-    if shard is None or loop.shared or loop.is_while or loop.states:
+    if shard is None or loop.shared or loop.is_while or loop.states or is_of_the_user(node.op):
         return None
     if any(lengths.scalar(one) != shard.length for one in [loop.n_steps, *loop.lengths]):
         return None
