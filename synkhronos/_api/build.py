@@ -63,7 +63,7 @@ def function(
     updates : dict, or list of (shared, expression) or (shared, expression, op), optional
         New values of shared variables. Each rank computes them from its own shard, for its own copy; use `averaged` in
         the expressions to make them equal. In a call with ``num_slices``, ``op`` (default ``"avg"``) combines the new
-        values of the slices.
+        values of the slices. With ``exact=True``, write the serial program's expressions, without `averaged` and ops.
     givens : dict or list of pairs, optional
         Replacements of variables in the graph, as in Theano.
     sliceable_shareds : list of shared variables, optional

@@ -58,7 +58,8 @@ class ExactFunction(Function):
         self._serial = Serial(user, Results(user.outputs, ["exact"] * n_outputs, [False] * n_outputs, False, title))
         self._collectives = _ExactGraphCollectives(divided, self._theano, results)
         self._checks = _ExactChecks(divided, results, named, named_updates=[])
-        # the new values are equal in all slices, and "max" keeps them exact
+        # in a call with num_slices, a new value is equal in all slices; unlike their average, the maximum is not
+        # rounded
         alike = dict.fromkeys((var for var, _ in divided.updates), "max")
         self._planner = _ExactPlanner(divided, results, self._collectives, alike, session.on_gpu)
         self._common = [var for var in self.get_shared() if var not in divided.own_states]
@@ -198,7 +199,11 @@ class _ExactPlanner(Planner):
         num_slices: int,
         subset: tuple[int, ...] | None,
     ) -> tuple[Call, Sequence[ArrayRef]]:
-        """Plan a call as for other functions, but make all ranks compute, and pass each rank its range of rows."""
+        """Plan a call as for other functions, and have each rank's function get its range of rows.
+
+        If there are fewer rows than ranks, each rank gets all rows, and only the controller has a weight in
+        collectives.
+        """
         if num_slices > 1 and self._graph.checks_shapes:
             num_slices = 1  # same results; the checks gather inputs first, so the graph cannot be cut for slices
         if num_slices > 1:

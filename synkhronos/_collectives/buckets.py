@@ -31,7 +31,7 @@ class Algorithm(NamedTuple):
     dtype : dtype
         Dtype of the contributions.
     rows : tuple of int
-        Number of arrays that each leader contributes, by node.
+        For each node, the number of arrays that its leader contributes.
     returned : dtype
         Dtype of the result.
     name : str

@@ -34,7 +34,7 @@ class ReduceOp(NamedTuple):
     nccl : str or None
         Name of the op in NCCL; ``None`` if NCCL does not support it.
     weighted : bool
-        Whether values are first multiplied by weights, which sum to one.
+        Whether the result is a weighted mean. On a GPU, ``on_device`` then gets weights that sum to one.
     widens : bool
         Whether a returned result has NumPy's dtype for sums, so that small integers do not overflow.
     """
@@ -103,7 +103,7 @@ def result_dtype(dtype: np.dtype, op: str) -> np.dtype:
 
 @functools.lru_cache(maxsize=256)
 def reduction_of(op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...]) -> native.Reduction:
-    """Return the (cached) reduction of 1-d arrays, one for each weight."""
+    """Return an object that reduces as many 1-d arrays as there are weights, element by element; it is cached."""
     return native.Reduction(op, dtype, returned, weights)
 
 

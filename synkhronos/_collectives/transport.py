@@ -10,7 +10,7 @@ import numpy as np
 from synkhronos._collectives.buckets import Algorithm
 from synkhronos._native import native
 
-#: Result of `HostTransport.reduction_of`.
+#: Reduction over all ranks: a `native.Reduction` on one node, an `Algorithm` on several.
 Reduction = Union[native.Reduction, Algorithm]
 
 #: One array of a collective: this rank's operand, the destination of the result (``None`` if this rank does not need

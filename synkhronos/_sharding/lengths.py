@@ -1,8 +1,9 @@
 """Symbolic shape inference: which axes and integers of a graph are exactly "number of rows × k".
 
-Such an axis can be sharded by rows, and such an integer, in a reshape for example, is replaced by "this rank's rows ×
-k". The functions in `_LENGTH_RULES` prove that a length has this form. All other numbers that are computed from shapes
-(N + 1, N // 2, a cast to floats) keep the serial program's value, which is the same on every rank.
+Here k is a product of constants, lengths and other integers that do not depend on the rows. Such an axis can be sharded
+by rows, and such an integer, in a reshape for example, is replaced by "this rank's rows × k". The functions in
+`_LENGTH_RULES` prove that a length has this form. All other numbers that are computed from shapes (N + 1, N // 2, a
+cast to floats) keep the serial program's value, which is the same on every rank.
 """
 
 from __future__ import annotations

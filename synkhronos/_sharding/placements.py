@@ -144,7 +144,7 @@ class Shard:
         return Shard(axis, self.outer, self.inner)
 
     def agrees(self, other: Any) -> bool:
-        """Return whether a rank holds the same positions of two arrays of equal length, sharded in these two ways.
+        """Return whether this and another sharding of equally long arrays give each rank the same positions.
 
         Parameters
         ----------
@@ -265,9 +265,10 @@ def is_zero(variable: Any) -> bool:
 
 
 def has_one_partial_input(variable: Any, placements: Mapping[Any, Placement]) -> bool:
-    """Return whether a variable is elementwise in one input that is not replicated, and is as large as the variable.
+    """Return whether a variable is computed elementwise from exactly one input that is not replicated, of equal size.
 
-    The all-reduce is then applied to that input, so that its other uses need none.
+    The all-reduce is then applied to that input, so that its other uses need none. "Of equal size" means that neither
+    is broadcast to the other.
     """
     node = variable.owner
     if node is None or not isinstance(node.op, (ops.Elemwise, ops.DimShuffle)):
@@ -277,7 +278,10 @@ def has_one_partial_input(variable: Any, placements: Mapping[Any, Placement]) ->
 
 
 def is_broadcast(placed: Placed) -> bool:
-    """Return whether a sharded axis has a static length, which the ranks' shards cannot have."""
+    """Return whether the type states the length of the sharded axis: 1, which broadcasts, or another one in PyTensor.
+
+    Such a type is wrong for a rank's shard, which is shorter.
+    """
     return isinstance(placed.placement, Shard) and known_lengths(placed.variable)[placed.placement.axis] is not None
 
 

@@ -4,10 +4,11 @@ Each variable of the user's graph gets a counterpart in the sharded graph: the r
 
 Invariants
 ----------
-* A counterpart has the type of the user's variable. The placement says how it relates to the full value.
+* A counterpart has the dtype, number of dimensions and broadcastable axes of the user's variable. The placement says
+  how its value relates to the full value.
 * A rule that does not support a node returns the reason. The inputs are then made replicated, and every rank computes
   the full result.
-* A variable is reduced or gathered, or a shard of it selected, at most once.
+* A variable is reduced or gathered at most once, and each shard of it is selected at most once.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ Rule = Callable[["Propagation", Any], Union[str, Sequence[Placed]]]
 #: Rules for Apply nodes with an input that is not replicated, by type of Op; see `synkhronos._sharding.rules`.
 RULES: dict[type, Rule] = {}
 
-#: Rules for Apply nodes with replicated inputs only, whose outputs can be sharded, or computed at less cost.
+#: Rules for Apply nodes with replicated inputs only: for arrays with rows, of which each rank makes its own, and for
+#: values that can be computed without a collective. Without a rule, every rank computes the node in full.
 REPLICATED_RULES: dict[type, Rule] = {}
 
 
@@ -223,8 +225,9 @@ class Propagation:
     ----------
     sharded : dict
         Sharded variables, with the axis of each.
-    rows : Rows
-    collectives : Collectives
+    rows : RowCounts
+    builders : CollectiveBuilders
+        Functions that build the all-reduces and all-gathers.
     rules : dict
         By type of Op, rules for Apply nodes with an input that is not replicated.
     makers : dict
@@ -310,7 +313,10 @@ class Propagation:
         return next((one for one in placements if isinstance(one, Shard)), None)
 
     def replicated(self, variable: Any, reason: str = "") -> Any:
-        """Return a variable's full value on every rank; all-reduce or all-gather it if necessary."""
+        """Return a variable's full value, by an all-reduce or all-gather if the variable is not replicated.
+
+        A variable that is computed elementwise from one partial input is computed again, from the reduced input.
+        """
         placement = self._placements[variable]
         if isinstance(placement, Replicate):
             return self._new[variable]
@@ -470,7 +476,7 @@ class Propagation:
 
     def _propagate(self, node: Any) -> None:
         if any(output in self._new for output in node.outputs):
-            return  # the user sharded this variable inside the graph
+            return  # placed before: by an earlier run, or because the argument `shard` names it
         placements = [self._placements[one] for one in node.inputs]
         is_replicated = all(isinstance(one, Replicate) for one in placements)
         is_users, has_graph = is_of_the_user(node.op), bool(ops.inner_outputs(node.op))

@@ -30,13 +30,14 @@ class Sharding:
     axes : list of int
         Sharded axes of the scattered inputs.
     is_given : bool
-        Whether a call passes the numbers of rows.
+        Whether a call passes the numbers of rows, because the function has scattered inputs or variables.
     given : RowCounts
-        Input variables for the numbers that a call passes.
+        Variables for the numbers of rows that a call passes.
     rows : RowCounts
-        Numbers of the sharded graph: those that a call passes, or those counted inside the graph.
+        Numbers of rows that the sharded graph uses: ``given``, or numbers that are computed inside the graph, if
+        variables there are sharded.
     undivided : list of variables
-        Slices of shared variables that might be minibatches but are not sharded, where nothing has rows.
+        If nothing is sharded: slices of shared variables that might be minibatches.
 
     Raises
     ------

@@ -37,8 +37,8 @@ class Collective(Op):
     inplace : tuple of int
         Positions of the inputs that are overwritten by their results.
     number : int
-        Number by which ranks check that they are in the same collective. It is set after optimization, because equal
-        collectives with different numbers could not be merged.
+        Number by which ranks check that they execute the same collective; `UNNUMBERED` until a late rewrite sets it,
+        because the backend merges only equal operations.
     labels : tuple of int
         Labels that identify collectives in a compiled function. A collective that was merged into an equal one has lost
         its labels.

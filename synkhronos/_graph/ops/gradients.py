@@ -1,4 +1,6 @@
-"""Gradients of the collectives.
+"""Gradients of the collectives that a program puts into a graph by `averaged`, `summed`, `reduced` and `gathered`.
+
+Exact functions do not use them: their graphs contain the gradients already when collectives are inserted.
 
 The differentiated cost is the weighted mean of the ranks' costs, sum_k w_k C_k, where w_k is rank k's fraction of the
 data points. A cost that is equal on all ranks counts once, because the w_k sum to one. Rank k computes a gradient g_k

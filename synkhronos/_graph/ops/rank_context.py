@@ -55,10 +55,11 @@ class RankContext:
     Attributes
     ----------
     weights : tuple of int
-        Weights of the ranks in the current call: their numbers of data points, if there are any. Values of ranks with
-        weight 0 are left out of reductions and gathers. A broadcast always takes the controller's values.
+        Weights of the ranks in the current call: their numbers of data points, or all 1 in a function without data.
+        Reductions and gathers leave out ranks with weight 0; only ``"avg"`` uses the sizes of the other weights. A
+        broadcast always takes the controller's values.
     own : int
-        This rank's weight. In a call in slices, the number of data points of the slice.
+        This rank's weight; while it computes a slice, the number of data points of the slice.
     """
 
     def __init__(self, rank: int, n_ranks: int, controller: int, transport: HostTransport, timeline: Timeline) -> None:

@@ -1,9 +1,12 @@
 """Graph rewrites that join collectives, number them, and make them work in place.
 
 The depth of a collective is one more than the greatest depth of the collectives on which it depends. Collectives of
-equal depth do not depend on each other, and are joined into one. Each joined collective depends on the one of the
-previous depth, so there is only one order of execution. The same rewrite sets the numbers. It runs after equal
-collectives have been merged.
+equal depth do not depend on each other, and are joined into one, which gets the depth as its number. A joined
+collective depends on that of the previous depth, so their order is fixed. For collectives in branches of an `IfElse`
+and in loops, the graph may leave the order open; it is still the same on all ranks, because all execute the same sorted
+graph.
+
+This rewrite runs after equal collectives have been merged, since collectives with different numbers are not equal.
 
 A collective that only one branch of an `IfElse` needs is not joined, because the joined one would be computed for both
 values of the condition.

@@ -57,8 +57,8 @@ class Counted(RankConstant):
     """Three int64 scalars: number of rows of a call, index of this rank's first row, and number of this rank's rows.
 
     If the call passes these three numbers, they are the first inputs; otherwise the operation divides the rows among
-    the ranks. The other inputs are lengths, which must all be equal to the number of rows. If there are fewer rows than
-    ranks, each rank has all rows, and only rank 0 has a weight in collectives.
+    the ranks. The other inputs are lengths, which must all be equal to the number of rows. If the operation divides
+    fewer rows than there are ranks, each rank gets all rows, and only rank 0 has a weight in collectives.
 
     Parameters
     ----------

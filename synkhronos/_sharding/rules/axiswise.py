@@ -23,7 +23,11 @@ __all__: list[str] = []
 
 
 def _elementwise(node: Any, axes: Sequence[int], *, is_linear: bool = True) -> list[AcceptableSharding]:
-    """Return the shardings in which the first input and all outputs have the same placement, along some axes."""
+    """Return shardings in which the first input and all outputs have one placement, and other inputs are replicated.
+
+    The placement is ``Shard(axis)`` for one of ``axes``, or ``Partial()`` if the operation is linear in its first
+    input.
+    """
     placements: list[Placement] = [*[Partial()] * is_linear, *map(Shard, axes)]
     others = [Replicate()] * (len(node.inputs) - 1)
     return [([one] * len(node.outputs), [one, *others]) for one in placements]

@@ -208,7 +208,7 @@ class Steps:
             return full
         return T.switch(
             T.eq(propagation.rows.first, 0), full, T.zeros_like(full)
-        )  # only one rank that has rows has row 0
+        )  # of the ranks with a weight, exactly one has row 0, and adds the initial value
 
     def _outside(self, outputs: Sequence[Any]) -> list[Any]:
         """Return the outer variables that a step uses; those that are not tensors are computed inside the loop."""

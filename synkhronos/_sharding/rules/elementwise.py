@@ -25,8 +25,9 @@ def _elementwise(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
 def _of_partial(propagation: Propagation, node: Any) -> Sequence[Placed]:
     """Apply an operation to partial and replicated inputs: before the all-reduce if it is linear, else after it.
 
-    Factors must be constants. With other factors, 0 × inf on one rank could give NaN where the serial program gives
-    inf.
+    Linear are sums of partial inputs only, constant factors, and division by a constant or by the number of rows. A sum
+    of a partial and a replicated input, such as ``w - rate * gradient``, is not: each rank would add ``w``. Other
+    factors must follow the all-reduce, because 0 × inf on one rank could give NaN where the serial program gives inf.
     """
     placements = list(map(propagation.placement, node.inputs))
     if not set(placements) <= {Replicate(), Partial()}:  # an input is a partial maximum, minimum or product
@@ -66,9 +67,10 @@ def _scales(variable: Any) -> bool:
 
 
 def _counts(propagation: Propagation, variable: Any) -> bool:
-    """Return whether a variable is the number of rows × a positive constant, like the divisor of a mean.
+    """Return whether a variable is the number of all rows × a positive constant, like the divisor of a mean.
 
-    If there are no rows, the result is 0 / 0 = NaN, whether ranks divide before or after the sum over ranks.
+    A partial sum may be divided by it before the all-reduce, although it is not a constant. It is 0 only if there are
+    no rows; sums are then 0, and both orders give 0 / 0 = NaN.
     """
     node = variable.owner
     if node is not None and isinstance(node.op, ops.DimShuffle):
