@@ -1,7 +1,7 @@
-"""Demo 1: functions on all ranks, ways to combine their results, and slicing.
+"""Demo 1: functions on all ranks, ops that combine their outputs, and slices.
 
-`synk.function` replaces `theano.function`. Each rank computes on its share of the inputs; for every
-output one says how the ranks' results become one. All results are checked against plain Theano.
+`synk.function` replaces `theano.function`. Each rank computes on its shard of the inputs, and the op of each output
+states how the ranks' values are combined. All results are compared with plain Theano.
 """
 
 import argparse
@@ -29,13 +29,13 @@ def main(argv=None):
     ranks = synk.fork(parser.parse_args(argv).ranks)
     print(f"{ranks} rank(s)")
 
-    # Fifteen points do not divide evenly by 2 or 4: the shares differ, the results are still exact.
+    # 15 rows do not divide evenly by 2 or 4: the shards differ in length, and the results are still exact.
     x_data = np.random.RandomState(0).rand(15, 4)
     w_data = np.arange(4.0)
     x, w = T.dmatrix("x"), T.dvector("w")
     y = T.dot(x, w)
 
-    # x is scattered, w is used whole by every rank; one output for each way to combine.
+    # x is scattered, w is broadcast to every rank. Each output has another op.
     ops = ["avg", "sum", "max", "min", "prod", "gather"]
     reduced = {"avg": y.mean(), "sum": y.sum(), "max": y.max(), "min": y.min(), "prod": y.prod()}
     reduced["gather"] = y
@@ -51,16 +51,16 @@ def main(argv=None):
     print(f"data points of each rank: {list(f.counts)}")
     assert sum(f.counts) == len(x_data)
 
-    # The same in pieces: each rank calls its Theano function three times and combines the results.
+    # In slices: each rank calls its Theano function three times and combines the results.
     for op, got, value in zip(ops, f(x_data, w_data, num_slices=3), expected):
         check(f"three slices on each rank, {op}", got, value)
 
-    # Inputs by name, some of the outputs only, the function in this process alone.
+    # Pass inputs by name, compute some of the outputs, call the function in this process only.
     check("inputs by name", f(x=x_data, w=w_data)[0], expected[0])
     check("outputs 1 and 2", f(x_data, w_data, output_subset=[1, 2]), expected[1:3])
     check("as plain Theano", f.as_theano(x_data, w_data)[0], expected[0])
 
-    # Updates act on each rank's own copy; collectives combine the copies (see demo 3).
+    # An update changes each rank's own copy; collectives combine the copies (see demo 3).
     g(x_data, num_slices=2)
     check("an update, summed over slices and ranks", np.sum(synk.gather(total), 0), x_data.sum(0))
     synk.close()

@@ -1,7 +1,7 @@
-"""Demo 2: Data, function inputs in memory that all ranks share.
+"""Demo 2: `synk.Data`, function inputs in memory that all ranks share.
 
-A `synk.Data` is written once; every rank reads its share where it lies. It is used like a NumPy
-array. All results are checked against NumPy and plain Theano.
+A `synk.Data` is written once, and every rank reads its shard in place. It is read and written like a NumPy array. All
+results are compared with NumPy and plain Theano.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main(argv=None):
     f_theano = theano.function([x], (x**2).sum(axis=1).mean())
     synk.distribute()
 
-    # From a value; or from a variable, whose dtype and dimensions it takes, filled in later.
+    # Create it from a value; or create it with a variable's dtype and number of dimensions, and fill it later.
     values = np.random.RandomState(0).rand(11, 3).astype("float32")
     a = synk.data(values)
     b = synk.data(var=x, shape=(11, 3))
@@ -42,7 +42,7 @@ def main(argv=None):
     check("from a value", f(a), f_theano(values))
     check("from a variable, filled in", f(b), f_theano(values))
 
-    # Reading and writing with NumPy's indexing; the ranks see it without any call.
+    # Read and write with NumPy's indexing. All ranks see the new values at once.
     a[2:4] = -1
     a[[0, -1], 1] = 5
     values[2:4] = -1
@@ -51,7 +51,7 @@ def main(argv=None):
     check("every third row", a[::3], values[::3])
     print(f"{len(a)} rows, shape {a.shape}, dtype {a.dtype}, {a.ndim} dimensions")
 
-    # Growing keeps what is there. Memory that was allocated ahead is used without allocating.
+    # Growing keeps the old rows. `oversize` allocates memory in advance, so that later growth needs no allocation.
     a.set_length(14, oversize=2)
     allocated = a.alloc_size
     a[11:] = values[:3]
@@ -63,7 +63,7 @@ def main(argv=None):
     a.set_length(5)
     check("shrunk to five rows", f(a), f_theano(values[:5]))
 
-    # A dtype is never changed silently.
+    # A cast that can change values must be requested.
     try:
         a.set_value(np.ones((2, 3)))  # float64
     except TypeError as error:
@@ -73,7 +73,7 @@ def main(argv=None):
     a.set_value(np.ones((2, 3)), force_cast=True)
     check("cast on demand", f(a), 3.0)
 
-    # Data for every input of a function in one call.
+    # Create the data for every input of a function in one call.
     c = f.build_inputs(values)  # a list, for several inputs
     check("made by build_inputs", f(c), f_theano(values))
     c.free_memory()

@@ -1,7 +1,7 @@
-"""Demo 3: shared variables on all ranks, and the collectives on them.
+"""Demo 3: shared variables on all ranks, and collectives on them.
 
-Every rank has a copy of each shared variable that a distributed function uses. Updates change a
-rank's own copy; collectives move and combine the copies. All results are checked against NumPy.
+Every rank has a copy of each shared variable that a distributed function uses. An update changes the rank's own copy;
+collectives move and combine the copies. All results are compared with NumPy.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main(argv=None):
     total_of_part = synk.function([], (part.sum(), "sum"))
     synk.distribute()
 
-    # An update is local: each rank has the mean over its own share.
+    # An update is local: each rank now has the mean of its shard.
     values = np.random.RandomState(0).rand(13, 3)
     f(values)
     shares = np.split(values, np.cumsum(f.counts)[:-1])
@@ -47,12 +47,12 @@ def main(argv=None):
         check("reduce, not in place", synk.reduce(s, op="max", in_place=False), np.max(means, 0))
         check("... leaves the copies alone", synk.get_value(ranks - 1, s), means[-1])
 
-    # Weighted by the number of data points, the average is that of the whole.
+    # Weighted by the numbers of rows, the average of the ranks' means is the mean of all rows.
     synk.all_reduce(s, op="avg", weights=f.counts)
     for rank in range(ranks):
         check(f"all_reduce: rank {rank}", synk.get_value(rank, s), values.mean(axis=0))
 
-    # One rank's copy, and the master's for all.
+    # `set_value` changes one rank's copy; `broadcast` copies the controller's value to all ranks.
     synk.set_value(ranks - 1, s, np.full(3, 7.0))
     check("set_value on the last rank", synk.get_value(ranks - 1, s), [7, 7, 7])
     synk.broadcast(s, np.arange(3.0))
@@ -62,7 +62,7 @@ def main(argv=None):
     synk.broadcast(s)
     check("broadcast: the last rank's copy", synk.get_value(ranks - 1, s), ranks * np.arange(3.0))
 
-    # Scatter divides an array along axis 0; the parts need not be equal.
+    # `scatter` divides an array along axis 0. The shards may differ in length.
     synk.scatter(part, values)
     print(f"rows of each rank after scatter: {synk.get_lengths(part)}")
     assert sum(synk.get_lengths(part)) == len(values)

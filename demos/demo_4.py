@@ -1,7 +1,7 @@
-"""Demo 4: minibatches of inputs with `batch`, before the data is scattered.
+"""Demo 4: minibatches of inputs with `batch`, selected before the data is scattered.
 
-A call picks rows of the whole data set; each rank then excerpts its own share of them, so that
-shuffled minibatches cost the master nothing. All results are checked against plain Theano.
+A call selects rows of the full data set, and each rank reads its own shard of them. No process copies all rows of a
+shuffled minibatch. All results are compared with plain Theano.
 """
 
 import argparse
@@ -51,14 +51,14 @@ def main(argv=None):
         check(f"{what}, mean", mean, expected_mean)
         check(f"{what}, gathered in order", all_errors, expected_errors)
 
-    # An epoch of shuffled minibatches; the last is smaller, and its mean is still exact.
+    # An epoch of shuffled minibatches. The last one is smaller, and its mean is still exact.
     order = rng.permutation(50)
     for start in range(0, 50, 16):
         batch = order[start : start + 16]
         got = f(x_synk, y_synk, batch=batch, output_subset=[0])[0]
         check(f"shuffled, {len(batch)} rows as {list(f.counts)}", got, f_theano(x_data[batch], y_data[batch])[0])
 
-    # Data that already is the minibatch: here y was made for the rows 16 to 31 only.
+    # `minibatch=True`: the data already is the minibatch. Here, y has the rows 16 to 31 only.
     y_part = synk.data(y_data[16:32], minibatch=True)
     got = f(x_synk, y_part, batch=slice(16, 32))[0]
     check("x by batch, y is the batch", got, f_theano(x_data[16:32], y_data[16:32])[0])

@@ -1,7 +1,7 @@
-"""Demo 5: minibatches of shared variables with `batch_s`, after the data has been scattered.
+"""Demo 5: minibatches of shared variables with `batch_s`, selected after the data is scattered.
 
-Data that is used many times can lie in shared variables, on the devices: each rank keeps its part,
-and a call names rows of the parts. All results are checked against plain Theano.
+Data that is used many times can be scattered into shared variables, which are on the devices. Each rank keeps its
+shard, and a call selects rows of each shard. All results are compared with plain Theano.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main(argv=None):
     print(f"rows of each rank: {lengths}")
 
     def compare(what, batch_s, rows, **arguments):
-        """Compare a call with one of plain Theano on the same rows of the whole data."""
+        """Compare a call with one of plain Theano on the same rows of the full data."""
         mean, all_errors = f(batch_s=batch_s, **arguments)
         expected_mean, expected_errors = f_theano(x_data[rows], y_data[rows])
         check(f"{what}, mean", mean, expected_mean)
@@ -60,11 +60,11 @@ def main(argv=None):
     compare("everything", None, every)
     compare("everything, in three slices", None, every, num_slices=3)
 
-    # The same rows of each part.
+    # Select the same rows of each shard.
     compare("a slice for all ranks", slice(2, 7), [s + k for s in starts for k in range(2, 7)])
     compare("a list for all ranks", [5, 0, 9], [s + k for s in starts for k in (5, 0, 9)])
 
-    # Rows of its own for each rank: slices, or lists of different lengths.
+    # Select different rows on each rank, by slices or by lists of different lengths.
     slices = [slice(rank, rank + 4) for rank in range(ranks)]
     rows = [s + rank + k for rank, s in enumerate(starts) for k in range(4)]
     compare("a slice for each rank", slices, rows)

@@ -1,8 +1,8 @@
-"""Demo 6: exact functions: the serial program, on all ranks, by one line that is added.
+"""Demo 6: exact functions: run a serial program on all ranks by adding one line.
 
-The program knows nothing of ranks. It normalises over the minibatch, masks its loss, clips by the norm of all gradients
-and draws random numbers: all that goes wrong where ranks' results are averaged. It runs alone and under `parallelize`,
-and both agree.
+The program contains nothing about ranks. It normalises over the minibatch, masks its loss, clips by the norm of all
+gradients and draws random numbers. Averaging the ranks' results would be wrong for each of these. The program runs with
+and without `parallelize`, and the results are compared.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import synkhronos as synk
 
 
 def program():
-    """Build a serial program; returns its training function, its predictions, and what it learns."""
+    """Build a serial program; return its training function, its prediction function and its shared variables."""
     rng = np.random.RandomState(1)
     x, y, mask, rate = T.dmatrix("x"), T.ivector("y"), T.dvector("mask"), T.dscalar("rate")
     w, v = (theano.shared(rng.randn(*shape) * 0.5, name) for name, shape in (("w", (6, 16)), ("v", (16, 3))))
@@ -53,7 +53,7 @@ def main(argv=None):
     rng = np.random.RandomState(0)
     for step in range(10):
         n = 10 * ranks + step
-        x, mask = rng.randn(n, 6), (np.arange(n) > n // 2) * 1.0  # some ranks' rows are masked, all of them
+        x, mask = rng.randn(n, 6), (np.arange(n) > n // 2) * 1.0  # on some ranks, all rows are masked
         y = (x[:, 0] > 0).astype("int32") + (x[:, 1] > 0).astype("int32")
         losses, expected = train(x, y, mask), train_alone(x, y, mask)
         np.testing.assert_allclose(losses, expected, rtol=1e-9)
@@ -62,7 +62,7 @@ def main(argv=None):
         np.testing.assert_allclose(one.get_value(), other.get_value(), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(predict(x), predict_alone(x), rtol=1e-9)
 
-    learnt[0].set_value(learnt[0].get_value() / 2)  # on all ranks, with the next call
+    learnt[0].set_value(learnt[0].get_value() / 2)  # takes effect on all ranks at the next call
     learnt_alone[0].set_value(learnt_alone[0].get_value() / 2)
     np.testing.assert_allclose(predict(x), predict_alone(x), rtol=1e-9)
     print(f"replicas that differ: {synk.check_replicas(learnt)}")

@@ -1,6 +1,7 @@
-"""Train a network on scikit-learn's digits, on all ranks, with layers of its own: on Theano and on PyTensor alike.
+"""Train a network on scikit-learn's digits on all ranks, with Theano or PyTensor.
 
-The engine is the one that is installed; nothing else in this script depends on it. The accuracy is checked.
+The script defines its own layers. Apart from the imports, it is the same for both backends. It fails if the test
+accuracy is too low.
 """
 
 import argparse
@@ -23,7 +24,7 @@ except ImportError:  # Python 3.12 and later
 
 
 class Dense:
-    """A layer: a product with a matrix, and an offset."""
+    """A dense layer: multiply by a matrix, and add an offset."""
 
     def __init__(self, n_inputs, n_units, rng):
         scale = np.sqrt(2 / n_inputs)
@@ -32,18 +33,18 @@ class Dense:
         self.params = [self.weights, self.offset]
 
     def __call__(self, x):
-        """Return the values of the units, one row for each data point."""
+        """Return the outputs of the units, shape ``(n, n_units)``, for inputs of shape ``(n, n_inputs)``."""
         return T.dot(x, self.weights) + self.offset
 
 
 def log_softmax(x):
-    """The logarithms of the probabilities of classes, one row for each data point."""
+    """Return the logarithms of the class probabilities, one row for each data point."""
     shifted = x - x.max(axis=1, keepdims=True)
     return shifted - T.log(T.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def network(sizes, seed):
-    """Return inputs, labels, the logarithms of probabilities, and the parameters of a network of dense layers."""
+    """Build a network of dense layers; return its inputs, labels, log probabilities and parameters."""
     rng = np.random.RandomState(seed)
     x, y = T.fmatrix("x"), T.ivector("y")
     layers = [Dense(n_inputs, n_units, rng) for n_inputs, n_units in zip(sizes, sizes[1:])]
@@ -54,7 +55,7 @@ def network(sizes, seed):
 
 
 def load(seed):
-    """Pixels as float32 from 0 to 1, and labels: those to train with, and 297 to test with."""
+    """Return training images and labels, and 297 test images and labels; pixels are float32 from 0 to 1."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.RandomState(seed).permutation(len(labels))
     images, labels = (images[order] / 16).astype("float32"), labels[order].astype("int32")

@@ -1,7 +1,8 @@
-"""Hessian-vector products on all ranks: Newton's method with conjugate gradients, which never forms the Hessian.
+"""Newton's method with Hessian-vector products that all ranks compute.
 
-The product of the Hessian of a mean with a vector is the mean of the products, so that each rank computes that of its
-own rows (Pearlmutter, 1994). Hessian-free optimisation and natural gradients (TRPO) are built of it.
+Conjugate gradients compute the steps from Hessian-vector products (Pearlmutter, 1994), without forming the Hessian. The
+Hessian of a mean over rows is the mean of the rows' Hessians, so each rank computes the product for its shard.
+Hessian-free optimisation and natural gradients (TRPO) use the same products.
 """
 
 import argparse
@@ -19,14 +20,14 @@ except ImportError:  # Python 3.12 and later
 
 
 def build(x, t, w, v):
-    """Give the expressions of the loss, its gradient, and the product of its Hessian with `v`."""
+    """Return the expressions ``[loss, gradient]``, and the product of the Hessian with `v`."""
     loss = T.log1p(T.exp(x.dot(w))).mean() - (t * x.dot(w)).mean() + 0.01 * T.sqr(w).sum()
     gradient = T.grad(loss, w)
     return [loss, gradient], T.grad((gradient * v).sum(), w, consider_constant=[v])
 
 
 def solve(multiply, b, steps):
-    """Solve ``A x = b`` by conjugate gradients, where ``multiply(x)`` is ``A x`` (Hestenes and Stiefel, 1952)."""
+    """Solve ``A x = b`` by conjugate gradients, given ``multiply(x) = A x`` (Hestenes and Stiefel, 1952)."""
     x, r = np.zeros_like(b), b.copy()
     p, square = r.copy(), r.dot(r)
     for _ in range(steps):
@@ -40,7 +41,7 @@ def solve(multiply, b, steps):
 
 
 def newton(evaluate, multiply, w, steps=6):
-    """Minimise; returns the losses, and the last point."""
+    """Minimise by Newton's method; return the losses and the last point."""
     losses = []
     for _ in range(steps):
         loss, gradient = evaluate(w)

@@ -1,6 +1,7 @@
-"""k-means on all ranks: each assigns its rows to the nearest centres, and sums of rows are added up over ranks.
+"""k-means on all ranks, as an exact function.
 
-Lloyd's algorithm (1982), as an exact function: the centres move inside the graph, and are those of a serial run.
+A step of Lloyd's algorithm (1982) is one call: each rank assigns its rows to the nearest centres, the sums of rows are
+added up over the ranks, and an update moves the centres. They are compared with those of a serial run.
 """
 
 import argparse
@@ -18,7 +19,7 @@ except ImportError:  # Python 3.12 and later
 
 
 def build(function, centres, **options):
-    """Build one step of Lloyd's algorithm; it returns the mean squared distance before the step."""
+    """Return a step of Lloyd's algorithm and its centres; the step returns the mean squared distance before it."""
     x, c = T.dmatrix("x"), theano.shared(centres, "centres")
     distances = T.sqr(x).sum(axis=1, keepdims=True) - 2 * x.dot(c.T) + T.sqr(c).sum(axis=1)
     nearest = T.eq(distances.argmin(axis=1, keepdims=True), T.arange(len(centres)))

@@ -1,8 +1,10 @@
-"""Monte Carlo with independent streams: the price of an option that depends on the mean of a path.
+"""Monte Carlo price of an Asian option, with an independent random stream on each rank.
 
-Each row is a path. Ranks draw from streams of their own, so that no path is simulated twice, and the estimate is the
-mean of all. It is checked against a serial run in two ways: to rounding where the draws are the serial program's
-(`random="serial"`), and within its standard error where each rank draws for its own rows (`random="own"`).
+Each row is a path, and the estimate is the mean over all paths. It is compared with a serial run in two ways:
+
+- `random="serial"`, the default: all draws are the serial program's, and the results agree up to rounding.
+- `random="own"`: each rank draws for its own rows from its own stream, so that no path is simulated twice. The results
+  agree within six standard errors.
 """
 
 import argparse
@@ -25,7 +27,7 @@ RATE, VOLATILITY, STRIKE = 0.02, 0.3, 1.0
 
 
 def build(function, **options):
-    """Build a function of one starting price for each path: the mean pay-off, and the mean of its square."""
+    """Build a function from starting prices, one for each path, to the mean pay-off and the mean of its square."""
     start = T.dvector("start")
     uniform = Streams(1).uniform(size=(start.shape[0], STEPS), dtype="float64", low=1e-12)
     normal = T.sqrt(2) * T.erfinv(2 * uniform - 1)

@@ -1,7 +1,7 @@
-"""A large logistic regression by SciPy's L-BFGS: loss and gradient are computed on all ranks.
+"""Logistic regression with SciPy's L-BFGS; all ranks compute the loss and the gradient.
 
-SciPy decides on the steps, and asks for the loss and its gradient at one point after the other. Rows are scattered, the
-point is an input that every rank has whole. The result is compared with that of a serial run.
+SciPy chooses the steps and requests the loss and its gradient at each point. The rows are scattered, and the point is a
+broadcast input. The result is compared with that of a serial run.
 """
 
 import argparse
@@ -20,7 +20,7 @@ except ImportError:  # Python 3.12 and later
 
 
 def loss_and_gradient(w, x, t):
-    """Give the expressions of the penalised log loss and of its gradient."""
+    """Return the expressions of the penalised log loss and of its gradient."""
     loss = T.log1p(T.exp(x.dot(w))).mean() - (t * x.dot(w)).mean() + 0.001 * T.sqr(w).sum()
     return [loss, T.grad(loss, w)]
 
@@ -41,7 +41,7 @@ def main(argv=None):
     targets_data = synk.data(targets)
 
     x, t, w = T.dmatrix("x"), T.dvector("t"), T.dvector("w")
-    f = synk.function([x, t], loss_and_gradient(w, x, t), bcast_inputs=[w])  # both are means: the default op is right
+    f = synk.function([x, t], loss_and_gradient(w, x, t), bcast_inputs=[w])  # both are means: use the default op, "avg"
     f_alone = theano.function([x, t, w], loss_and_gradient(w, x, t))
 
     options = {"jac": True, "method": "L-BFGS-B", "options": {"gtol": 1e-8, "ftol": 1e-14}}
