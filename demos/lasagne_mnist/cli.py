@@ -1,4 +1,4 @@
-"""The command line that the MNIST scripts share."""
+"""Command-line arguments of the MNIST scripts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from synkhronos.extensions import updates
 
 RULES = [name for name in updates.__all__ if not name.startswith("apply_")]
 
-# Learning rates that suit these networks, where the rule's own default does not.
+# Learning rates for the rules whose defaults do not suit these networks.
 LEARNING_RATES = {
     "sgd": 0.1,
     "sgd_nonflat": 0.1,
@@ -25,7 +25,7 @@ LEARNING_RATES = {
 
 
 def make_parser(description: str, ranks: bool = True) -> argparse.ArgumentParser:
-    """Make the parser; a script of one process has no ``--ranks`` to choose."""
+    """Make the parser; ``ranks=False`` omits ``--ranks`` and the options for checkpoints."""
     description = description.splitlines()[0]
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
@@ -58,7 +58,7 @@ def make_parser(description: str, ranks: bool = True) -> argparse.ArgumentParser
 
 
 def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None):
-    """Parse the arguments and fill in the learning rate that suits the rule."""
+    """Parse the arguments; the default learning rate depends on the update rule."""
     args = parser.parse_args(argv)
     if args.learning_rate is None:
         rule = inspect.signature(getattr(updates, args.update_rule))
@@ -67,7 +67,7 @@ def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str] | None 
 
 
 def model(text: str) -> str:
-    """Check the name of a network."""
+    """Check and return the name of a network."""
     kind, _, settings = text.partition(":")
     if kind == "custom_mlp" and settings.count(",") == 3:
         depth, width, drop_input, drop_hidden = settings.split(",")
@@ -80,14 +80,14 @@ def model(text: str) -> str:
 
 
 def place(text: str) -> str:
-    """Check where the digits are to be found; a folder is not made, as its name may be mistyped."""
+    """Check and return the source of the digits; a folder must exist, because a new name may be a typing error."""
     if text != DIGITS and not Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {text!r}: expected one that exists, or {DIGITS!r}")
     return text
 
 
 def probability(text: str) -> float:
-    """Read a probability below 1."""
+    """Parse a probability from 0 to below 1."""
     number = float(text)
     if not 0 <= number < 1:
         raise argparse.ArgumentTypeError(f"{text} is no probability from 0 to below 1")
@@ -95,7 +95,7 @@ def probability(text: str) -> float:
 
 
 def positive(text: str) -> int:
-    """Read a whole number of at least 1."""
+    """Parse an integer of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")

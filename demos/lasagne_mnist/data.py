@@ -1,7 +1,7 @@
-"""The handwritten digits: MNIST's files from a folder, or downloaded, or scikit-learn's digits.
+"""Load handwritten digits: MNIST from a folder or by download, or scikit-learn's digits.
 
-`load` always gives three sets, for training, validation and test, of float32 images in [0, 1] of
-shape ``(n, 1, 28, 28)`` and int32 labels of shape ``(n,)``. Nothing here needs Theano or ranks.
+`load` returns training, validation and test sets of float32 images in [0, 1], shape ``(n, 1, 28, 28)``, and int32
+labels, shape ``(n,)``. This module needs neither Theano nor ranks.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-tqdm.monitor_interval = 0  # no thread that watches the bars: the ranks are forked from this process
+tqdm.monitor_interval = 0  # start no monitor thread, because this process forks the ranks
 
-# MNIST's files, and the SHA-256 of each as the mirrors have it.
+# MNIST's files and their SHA-256 checksums.
 FILES = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
@@ -31,14 +31,14 @@ MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
     "http://yann.lecun.com/exdb/mnist/",
 )
-DIGITS = "digits"  # in place of a folder
-TIMEOUT = 5.0  # seconds without an answer, or without a byte
-MNIST_VALIDATION = 10000  # the last of the 60,000 training images
+DIGITS = "digits"  # instead of a folder
+TIMEOUT = 5.0  # seconds without a response, or without further bytes
+MNIST_VALIDATION = 10000  # at the end of the 60,000 training images
 DIGITS_TEST, DIGITS_VALIDATION = 300, 200  # of 1,797
 
 
 class DigitSets(NamedTuple):
-    """Images ``(n, 1, 28, 28)`` float32 in [0, 1], and labels ``(n,)`` int32, in three sets."""
+    """Three sets of float32 images ``(n, 1, 28, 28)`` in [0, 1] and int32 labels ``(n,)``, and the name of their source."""
 
     x_train: np.ndarray
     y_train: np.ndarray
@@ -50,7 +50,7 @@ class DigitSets(NamedTuple):
 
 
 def load(where: str | None = None, mirrors: Sequence[str] = MIRRORS) -> DigitSets:
-    """Load the digits from where `locate` finds them; its arguments are the same."""
+    """Load the digits that `locate` finds; the arguments are the same."""
     place = locate(where, mirrors)
     return load_digits() if place == DIGITS else load_mnist(Path(place))
 
@@ -61,15 +61,15 @@ def locate(where: str | None = None, mirrors: Sequence[str] = MIRRORS) -> str:
     Parameters
     ----------
     where : str, optional
-        A folder with MNIST's four IDX files (gzip or not), or to which they are downloaded; a cache
-        folder if left out. ``"digits"`` stands for scikit-learn's digits.
+        Folder of MNIST's four IDX files, compressed by gzip or not. Missing files are downloaded to it. Default:
+        `cache_folder`. ``"digits"``: use scikit-learn's digits.
     mirrors : sequence of str
-        Addresses, ending in a slash, under which the files are looked for, one after the other.
+        Base URLs that end in a slash, tried in this order.
 
     Returns
     -------
     str
-        The folder, or ``"digits"`` where there are no files and no network; it is printed why.
+        The folder, or ``"digits"`` if files are missing and the download fails. The reason is then printed.
     """
     folder = Path(where) if where else cache_folder()
     if where == DIGITS or has_files(folder):
@@ -84,13 +84,13 @@ def locate(where: str | None = None, mirrors: Sequence[str] = MIRRORS) -> str:
 
 
 def cache_folder() -> Path:
-    """Give the folder for downloads: ``synkhronos/mnist`` in the user's cache."""
+    """Return the folder for downloads, ``synkhronos/mnist`` in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "synkhronos" / "mnist"
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """Find an IDX file, compressed or not; None if there is none."""
+    """Return the path of an IDX file, compressed or not, or None if it does not exist."""
     candidates = (folder / name, folder / name[: -len(".gz")])
     return next((path for path in candidates if path.is_file()), None)
 
@@ -101,17 +101,17 @@ def has_files(folder: Path) -> bool:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read an IDX file of unsigned bytes, with gzip or without.
+    """Read an IDX file of unsigned bytes, compressed by gzip or not.
 
     Returns
     -------
     numpy.ndarray of uint8
-        With as many dimensions as the file's header says.
+        An array with the shape in the file's header.
 
     Raises
     ------
     ValueError
-        If it is not such a file, or its length is not what the header says.
+        If the file is not an IDX file of unsigned bytes, or its length differs from that in its header.
     """
     data = path.read_bytes()
     if data[:2] == b"\x1f\x8b":
@@ -126,14 +126,14 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def download(folder: Path, mirrors: Sequence[str] = MIRRORS) -> None:
-    """Download the files that a folder lacks, from the first mirror that has them right.
+    """Download each missing file from the first mirror that provides it with the correct checksum.
 
-    A file appears in the folder only when it is whole and its checksum correct.
+    A file appears in the folder only after its checksum is verified.
 
     Raises
     ------
     OSError
-        If no mirror gave a file; the last one's reason.
+        If no mirror provides a file. The message contains the last mirror's error.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, checksum in FILES.items():
@@ -144,14 +144,14 @@ def download(folder: Path, mirrors: Sequence[str] = MIRRORS) -> None:
             try:
                 download_file(mirror + name, folder / name, checksum)
                 break
-            except OSError as error:  # those of requests are OSErrors
+            except OSError as error:  # exceptions of requests are OSErrors
                 reason = error
         else:
             raise OSError(f"no mirror gave {name} ({reason})")
 
 
 def download_file(url: str, path: Path, checksum: str) -> None:
-    """Download one file next to its place, check it, and only then give it its name."""
+    """Download a file under a temporary name, verify its checksum, and rename it."""
     import pooch
 
     pooch.get_logger().setLevel("WARNING")
@@ -163,12 +163,12 @@ def download_file(url: str, path: Path, checksum: str) -> None:
 
 
 def load_mnist(folder: Path) -> DigitSets:
-    """Load MNIST from its four files; the end of the training images is kept for validation.
+    """Load MNIST from its four files; the last training images become the validation set.
 
     Raises
     ------
     ValueError
-        If a file is broken, or the files do not fit together.
+        If a file is damaged, or images and labels differ in number.
     """
     x, y, x_test, y_test = (read_idx(find_file(folder, name)) for name in FILES)
     if len(x) != len(y) or len(x_test) != len(y_test) or x.shape[1:] != (28, 28):
@@ -189,7 +189,7 @@ def load_mnist(folder: Path) -> DigitSets:
 def load_digits() -> DigitSets:
     """Load scikit-learn's digits: 8x8 pixels of 0 to 16, interpolated linearly to 28x28.
 
-    The three sets are the same ones each time.
+    The division into three sets is always the same.
     """
     from scipy.ndimage import zoom
     from sklearn import datasets
@@ -205,5 +205,5 @@ def load_digits() -> DigitSets:
 
 
 def scale(images: np.ndarray, top: int) -> np.ndarray:
-    """Bring images ``(n, 28, 28)`` of values 0 to `top` to ``(n, 1, 28, 28)`` in [0, 1]."""
+    """Convert images ``(n, 28, 28)`` with values from 0 to `top` to float32 ``(n, 1, 28, 28)`` in [0, 1]."""
     return np.divide(images[:, None], top, dtype=np.float32)

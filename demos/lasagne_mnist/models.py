@@ -1,4 +1,4 @@
-"""The networks, built with Lasagne and nothing else: Synkhronos asks no change of them."""
+"""Networks for MNIST in plain Lasagne; Synkhronos requires no changes to them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ CLASSES = 10
 
 
 class Graph(NamedTuple):
-    """A network's symbolic variables."""
+    """Symbolic variables of a network."""
 
     x: Any  # images (n, 1, 28, 28)
     y: Any  # labels (n,), int32
     params: list[Any]  # the shared variables to train
     loss: Any  # mean cross entropy, with dropout
-    test_loss: Any  # the same without dropout
-    test_accuracy: Any  # the part classified correctly
+    test_loss: Any  # mean cross entropy, without dropout
+    test_accuracy: Any  # fraction of images classified correctly, without dropout
 
 
 def build(model: str, dropout: float = 0.0, seed: int = 0) -> Graph:
-    """Build a network with its losses; sets Theano's ``floatX`` to float32, what the images are and GPUs are good at.
+    """Build a network and its losses.
+
+    Theano's ``floatX`` is set to float32, the dtype of the images, which is fast on GPUs.
 
     Parameters
     ----------
@@ -35,12 +37,12 @@ def build(model: str, dropout: float = 0.0, seed: int = 0) -> Graph:
     dropout : float
         Drop probability of the dense hidden layers of cnn and mlp.
     seed : int
-        Of the initial weights and of dropout.
+        Seed of the initial weights and of dropout.
 
     Raises
     ------
     ValueError
-        If there is no such model.
+        If `model` is none of these.
     """
     theano.config.floatX = "float32"
     lasagne.random.set_rng(np.random.RandomState(seed))
@@ -60,7 +62,7 @@ def build(model: str, dropout: float = 0.0, seed: int = 0) -> Graph:
 
 
 def build_network(model: str, x: Any, dropout: float) -> Any:
-    """Build a network's layers and return the last."""
+    """Build the layers of a network, and return the last one."""
     kind, _, settings = model.partition(":")
     if kind == "cnn" and not settings:
         return build_cnn(x, dropout)
@@ -73,7 +75,7 @@ def build_network(model: str, x: Any, dropout: float) -> Any:
 
 
 def build_cnn(x: Any, dropout: float) -> Any:
-    """Two convolutions with max pooling, and two dense layers."""
+    """Build two convolutions, each with max pooling, and two dense layers."""
     layer = InputLayer((None, 1, 28, 28), x)
     for _ in range(2):
         layer = MaxPool2DLayer(Conv2DLayer(layer, 32, 5, nonlinearity=rectify), 2)
@@ -81,7 +83,7 @@ def build_cnn(x: Any, dropout: float) -> Any:
 
 
 def build_mlp(x: Any, depth: int, width: int, drop_input: float, drop_hidden: float) -> Any:
-    """`depth` dense layers of `width` units, and the classifier."""
+    """Build `depth` dense layers of `width` units, and the classifier."""
     layer = drop(InputLayer((None, 1, 28, 28), x), drop_input)
     for index in range(depth):
         layer = drop(layer, drop_hidden) if index else layer
@@ -90,10 +92,10 @@ def build_mlp(x: Any, depth: int, width: int, drop_input: float, drop_hidden: fl
 
 
 def classify(layer: Any, dropout: float) -> Any:
-    """Add dropout and a softmax over the classes."""
+    """Add dropout, and a dense layer with a softmax over the classes."""
     return DenseLayer(drop(layer, dropout), CLASSES, nonlinearity=softmax)
 
 
 def drop(layer: Any, probability: float) -> Any:
-    """Add dropout, unless it would drop nothing."""
+    """Add dropout if `probability` is not 0."""
     return DropoutLayer(layer, probability) if probability else layer

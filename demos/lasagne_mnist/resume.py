@@ -1,8 +1,7 @@
-"""Checkpoints of a training run: after a kill, at whatever moment, it goes on as if nothing had happened.
+"""Checkpoints of a training run, from which a killed run resumes with bitwise equal results.
 
-What makes a run exact again is all there: every rank's parameters, the update rule's memory and random states are in
-the checkpoint, an epoch's order of images depends on the seed and the epoch alone, and the all-reduce gives the same
-bits each time.
+A checkpoint contains every rank's parameters, the state of the update rule, and random states. The order of images in
+an epoch depends only on the seed and the epoch, and the all-reduce gives the same bits each time.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ OPTIONS = ("model", "dropout", "batch_size", "update_rule", "learning_rate", "se
 
 
 class Checkpoints:
-    """Saves a run after each epoch, and takes it up again where the arguments ask for that.
+    """Save a run after each epoch, and resume it if the arguments request it.
 
     Parameters
     ----------
     args : argparse.Namespace
-        What `cli.parse_arguments` gave.
+        Result of `cli.parse_arguments`.
     name : str
-        Of the script.
+        Name of the script, and of its default checkpoint file.
     source : str
-        Of the data.
+        Name of the data. A run with other data is not resumed.
     functions : list of synkhronos.Function
-        Those that train: what they share is what a checkpoint holds.
+        The functions that train. A checkpoint contains their shared variables.
     data : list of shared variables
-        Of these, the ones that hold data, which is loaded again.
+        Shared variables to leave out, because the script loads their data again.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Checkpoints:
 
     @property
     def epochs_done(self) -> int:
-        """How many epochs the run has behind it."""
+        """Number of completed epochs."""
         return int(self._done.get_value())
 
     def _load(self) -> None:
@@ -72,6 +71,6 @@ class Checkpoints:
         print(f"going on after epoch {self.epochs_done}, from {self._path}")
 
     def save(self) -> None:
-        """Note that one more epoch is done, and save."""
+        """Increase the number of completed epochs by one, and save."""
         self._advance()
         checkpoint.save(self._path, self._state)

@@ -1,4 +1,4 @@
-"""Run the three MNIST scripts one after the other, and compare them in a table and a plot."""
+"""Run the three MNIST scripts, and compare them in a table and a plot."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ COLOURS = ("#4477aa", "#ee7733", "#228833")
 
 
 def run_script(name, arguments):
-    """Run a script in a process of its own, and return its report."""
+    """Run a script in a new process, and return its report."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
         script = Path(__file__).with_name(name + ".py")
@@ -30,22 +30,22 @@ def run_script(name, arguments):
 
 
 def script_arguments(args):
-    """Give the scripts' arguments; the number of ranks is added for those that have any."""
+    """Return the arguments that all scripts have; ``--ranks`` is not among them."""
     names = ["model", "dropout", "batch_size", "epochs", "update_rule", "learning_rate", "seed"]
     values = {name: getattr(args, name) for name in names}
-    values["data"] = locate(args.data)  # once, not in each script
+    values["data"] = locate(args.data)  # download once, not in each script
     return [text for name, value in values.items() for text in ("--" + name.replace("_", "-"), str(value))]
 
 
 def compare(reports):
-    """Add each report's images per second and its speed-up over the first."""
+    """Add its images per second, and its speed-up over the first report, to each report."""
     for report in reports:
         report["images_per_second"] = report["images"] / report["epoch_seconds"]
         report["speed_up"] = reports[0]["epoch_seconds"] / report["epoch_seconds"]
 
 
 def print_table(reports):
-    """Print a line for each script."""
+    """Print a table with a row for each script."""
     print(f"\n{'script':22}{'ranks':>6}{'s/epoch':>10}{'images/s':>10}{'speed-up':>10}{'test accuracy':>15}")
     for report in reports:
         print(
@@ -56,7 +56,7 @@ def print_table(reports):
 
 
 def save_plot(reports, path):
-    """Draw the speed of each script, and how its training went, side by side."""
+    """Plot the speed and the training loss of each script, side by side."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     speed, progress = figure.subplots(1, 2)
     names = [f"{r['name'].replace('train_mnist_', '')} ({r['ranks']})" for r in reports]

@@ -1,8 +1,7 @@
-"""Train on MNIST on all ranks, with the data in shared memory and minibatches as index lists.
+"""Train on MNIST on all ranks, with the data in shared memory and index lists as minibatches.
 
-The training set is written to shared memory once. Each step hands out indexes only, and every rank
-excerpts its own share of the minibatch. Without dropout the losses are those of the plain Theano
-script: each step is equal to a serial one.
+The training set is copied to shared memory once. A step sends only indexes, and each rank copies its own shard of the
+minibatch. Without dropout, each step equals that of the plain Theano script, and so do the losses, up to rounding.
 """
 
 import sys

@@ -1,9 +1,8 @@
-"""Train on MNIST on all ranks, with the data divided over the devices' own memories.
+"""Train on MNIST on all ranks, with the data scattered into shared variables on the devices.
 
-The training set is scattered once into shared variables, where each rank keeps its part. A step
-names rows of those parts with ``batch_s`` and moves no data but gradients. The parts need not be
-equally long, nor the last minibatches equally large: gradients are weighted by what each rank
-computed.
+The training set is scattered once, and each rank keeps its shard. A step selects rows of the shards with ``batch_s``,
+so only indexes and gradients are sent. Shards and minibatches may differ in length between ranks, because each rank's
+gradient is weighted by its number of rows.
 """
 
 import sys
@@ -30,7 +29,7 @@ def main(argv=None):
     ranks = synk.fork(args.ranks)
     graph = build(args.model, args.dropout, args.seed)
 
-    # What `synkhronos.extensions.train` does for inputs, written out for shared variables.
+    # The steps of `synkhronos.extensions.train`, with data in shared variables instead of inputs.
     rule = getattr(updates, args.update_rule)
     grad_updates, param_updates, grad_shared = rule(graph.loss, graph.params, args.learning_rate)
     x_data = theano.shared(np.zeros((1, 1, 28, 28), graph.x.dtype), "x_data")

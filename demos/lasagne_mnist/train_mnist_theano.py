@@ -1,7 +1,7 @@
-"""Train on MNIST in one process with plain Theano: what the other two scripts are compared with.
+"""Train on MNIST in one process with plain Theano, for comparison with the other two scripts.
 
-It is a fair opponent: before the training it tries whether one BLAS thread or one for each core is
-faster for the network, and takes that.
+For a fair comparison, the script first measures whether the network is faster with one BLAS thread or with one for each
+core, and uses that number.
 """
 
 import os
@@ -23,7 +23,7 @@ from synkhronos.extensions.train import make_train_function_theano
 
 
 def fastest_threads(function):
-    """Give the number of BLAS threads, 1 or one for each core, with which a call is faster."""
+    """Return the number of BLAS threads, 1 or one for each core, with which a call is faster."""
     seconds = {}
     for threads in (1, len(os.sched_getaffinity(0))):
         with threadpool_limits(threads):

@@ -1,8 +1,8 @@
-"""The training loop that the MNIST scripts share, and its report.
+"""Training loop and report of the MNIST scripts.
 
-A script brings three callables: one gives an epoch's minibatches, one makes a training step on a
-minibatch, one evaluates. An epoch's order depends on the seed and the epoch alone, so that scripts
-can be compared, and a run can be taken up at any epoch.
+A script passes three callables: the first draws the minibatches of an epoch, the second trains on a minibatch, and the
+third evaluates the network. The minibatches depend only on the seed and the epoch. Scripts can therefore be compared,
+and a run can resume at any epoch.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from tqdm import tqdm
 
 from demos.lasagne_mnist.data import DigitSets
 
-EVALUATION_SIZE = 500  # images that one rank computes on at a time
+EVALUATION_SIZE = 500  # images in a slice
 
 
 def minibatches(n: int, size: int, rng: np.random.RandomState) -> Iterator[np.ndarray]:
-    """Draw minibatches of indexes without repetition; the last one may be smaller."""
+    """Yield minibatches of shuffled indexes, each index once; the last one may be smaller."""
     order = rng.permutation(n)
     for start in range(0, n, size):
         yield order[start : start + size]
 
 
 def rank_minibatches(lengths: Sequence[int], size: int, rng: np.random.RandomState) -> Iterator[list[np.ndarray]]:
-    """Draw minibatches from data that is divided over ranks already.
+    """Yield shuffled minibatches of data that is already scattered.
 
     Parameters
     ----------
     lengths : list of int
-        How many data points each rank has.
+        Number of data points on each rank.
     size : int
-        Data points in a minibatch, all ranks together.
+        Data points in a minibatch, over all ranks. Each rank has at least one of them.
     rng : numpy.random.RandomState
-        Shuffles within each rank.
+        Shuffles the indexes of each rank.
 
     Yields
     ------
     list of numpy.ndarray
-        Each rank's indexes. Towards the end some have fewer than others, or none.
+        The indexes for each rank. In the last minibatches, some ranks have fewer than others, or none.
     """
     shares = [(size + rank) // len(lengths) for rank in range(len(lengths))]
     shares = [max(1, share) for share in shares]
@@ -54,17 +54,17 @@ def rank_minibatches(lengths: Sequence[int], size: int, rng: np.random.RandomSta
 
 
 def count(batch: Any) -> int:
-    """Count the data points of a minibatch of either kind."""
+    """Count the data points of a minibatch: an index array, or a list with an index array for each rank."""
     return sum(map(len, batch)) if isinstance(batch, list) else len(batch)
 
 
 def slices_for(n: int, ranks: int) -> int:
-    """Give the number of slices in which ranks evaluate `n` images."""
+    """Return the number of slices in which the ranks evaluate `n` images."""
     return max(1, -(-n // (ranks * EVALUATION_SIZE)))
 
 
 def evaluate_in_pieces(function: Callable[..., Sequence[Any]], x: Any, y: Any) -> np.ndarray:
-    """Average a plain Theano function's outputs over pieces of the data, as ``num_slices`` does."""
+    """Average the outputs of a plain Theano function over pieces of the data, weighted by length, like ``num_slices``."""
     pieces = slices_for(len(y), 1)
     parts = list(zip(np.array_split(x, pieces), np.array_split(y, pieces)))
     return np.average([function(*part) for part in parts], axis=0, weights=[len(b) for _, b in parts])
@@ -81,31 +81,31 @@ def run(
     params: Sequence[Any],
     checkpoints: Any = None,
 ) -> dict[str, Any]:
-    """Train, with a validation after each epoch and a test at the end.
+    """Train, validate after each epoch, and test at the end.
 
     Parameters
     ----------
     args : argparse.Namespace
-        What `cli.parse_arguments` gave.
+        Result of `cli.parse_arguments`.
     name, ranks : str, int
-        What runs, on how many ranks: for the report.
+        Name of the script and number of ranks, for the report.
     sets : DigitSets
-        The data; here only the validation and test sets are used.
+        The data. Of the training set, only the length is used.
     draw : callable
-        Gives an epoch's minibatches for a random state.
+        Returns the minibatches of an epoch for a random state.
     step : callable
         Trains on one minibatch and returns the loss.
     evaluate : callable
-        Gives the loss and the accuracy for images and labels.
+        Returns the loss and the accuracy for images and labels.
     params : list of shared variables
-        What is trained: a digest of their values is reported.
+        The parameters, of whose values the report contains a digest.
     checkpoints : resume.Checkpoints, optional
-        Where to go on, and what to save after each epoch.
+        Checkpoint to resume from, and to save after each epoch.
 
     Returns
     -------
     dict
-        The results; they are printed, and written as JSON where the arguments say so.
+        The report. It is printed, and written to the file ``args.json`` if given.
     """
     n = len(sets.y_train)
     print(f"{name}: {args.model} on {sets.source}; {n} training images, {ranks} rank(s)")
@@ -130,7 +130,7 @@ def run(
     report["parameters"] = digest_of(params)
     seconds = [entry["seconds"] for entry in report["epochs"]]
     if seconds:
-        # Some functions are built when first needed: the first epoch is no measure if there are more.
+        # Leave out the first epoch if there are others, because some functions are compiled in it.
         report["epoch_seconds"] = np.median(seconds[1:] or seconds)
         print(f"time per epoch: {report['epoch_seconds']:.3f} s")
     print(f"parameters: {report['parameters']}")
@@ -148,9 +148,9 @@ def train_epoch(
     draw: Callable[[np.random.RandomState], Iterable[Any]],
     step: Callable[[Any], Any],
 ) -> dict[str, float]:
-    """Train for one epoch; the seconds that it took, and the mean loss over the images."""
+    """Train for one epoch; return the seconds that it took, and the mean loss over its images."""
     total, start = 0.0, time.perf_counter()
-    # disable=None: no bar where the output is no terminal
+    # disable=None: show a bar only if the output is a terminal
     with tqdm(total=n, desc=f"epoch {epoch + 1}", unit="img", leave=False, disable=None) as bar:
         for batch in draw(np.random.RandomState([args.seed, epoch])):
             total += float(step(batch)) * count(batch)
@@ -159,7 +159,7 @@ def train_epoch(
 
 
 def digest_of(variables: Sequence[Any]) -> str:
-    """A digest of the values of shared variables, to compare runs by."""
+    """Return a digest of the values of shared variables, for comparing runs."""
     digest = hashlib.sha256()
     for var in variables:
         digest.update(np.ascontiguousarray(var.get_value(borrow=True)).tobytes())

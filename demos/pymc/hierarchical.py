@@ -1,7 +1,7 @@
-"""Sample a hierarchical regression with PyMC, its density and gradient divided by the rows of the data.
+"""Sample a hierarchical regression with PyMC; all ranks compute the density and its gradient.
 
-The model is plain PyMC; `parallel` is the only line of Synkhronos in its sampling. The script checks density and
-gradient against PyMC's own, and the coefficients that were drawn against those that made the data.
+The model is plain PyMC, and `parallel` divides its rows among the ranks. The script compares the density and the
+gradient with PyMC's own, and the sampled coefficients with those that generated the data.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from synkhronos.extensions.pymc import parallel
 
 
 def make_model(n_rows, n_covariates, n_groups, seed):
-    """Return a hierarchical regression on made data, and the coefficients of these."""
+    """Return a hierarchical regression on generated data, and the coefficients that generated the data."""
     rng = np.random.default_rng(seed)
     coefficients = np.linspace(-1, 1, n_covariates)
     x, group = rng.normal(size=(n_rows, n_covariates)), rng.integers(0, n_groups, n_rows)
@@ -28,7 +28,7 @@ def make_model(n_rows, n_covariates, n_groups, seed):
 
 
 def main():
-    """Sample, and check."""
+    """Sample, and check the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=None, help="default: one for each core")
     parser.add_argument("--rows", type=int, default=20_000)
