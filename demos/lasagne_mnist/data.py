@@ -38,7 +38,7 @@ DIGITS_TEST, DIGITS_VALIDATION = 300, 200  # of 1,797
 
 
 class DigitSets(NamedTuple):
-    """Three sets of float32 images ``(n, 1, 28, 28)`` in [0, 1] and int32 labels ``(n,)``, and the name of their source."""
+    """Three sets of float32 images ``(n, 1, 28, 28)`` in [0, 1] and int32 labels ``(n,)``, and their source."""
 
     x_train: np.ndarray
     y_train: np.ndarray
@@ -168,7 +168,7 @@ def load_mnist(folder: Path) -> DigitSets:
     Raises
     ------
     ValueError
-        If a file is damaged, or images and labels differ in number.
+        If a file is damaged, images and labels differ in number, or images are not 28x28.
     """
     x, y, x_test, y_test = (read_idx(find_file(folder, name)) for name in FILES)
     if len(x) != len(y) or len(x_test) != len(y_test) or x.shape[1:] != (28, 28):

@@ -36,7 +36,7 @@ def rank_minibatches(lengths: Sequence[int], size: int, rng: np.random.RandomSta
     lengths : list of int
         Number of data points on each rank.
     size : int
-        Data points in a minibatch, over all ranks. Each rank has at least one of them.
+        Data points in a minibatch, over all ranks. If it is less than the number of ranks, each rank has one.
     rng : numpy.random.RandomState
         Shuffles the indexes of each rank.
 
@@ -64,7 +64,7 @@ def slices_for(n: int, ranks: int) -> int:
 
 
 def evaluate_in_pieces(function: Callable[..., Sequence[Any]], x: Any, y: Any) -> np.ndarray:
-    """Average the outputs of a plain Theano function over pieces of the data, weighted by length, like ``num_slices``."""
+    """Average the outputs of a plain Theano function over pieces of the data, weighted by their lengths."""
     pieces = slices_for(len(y), 1)
     parts = list(zip(np.array_split(x, pieces), np.array_split(y, pieces)))
     return np.average([function(*part) for part in parts], axis=0, weights=[len(b) for _, b in parts])

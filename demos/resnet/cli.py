@@ -1,4 +1,4 @@
-"""The command line that the ResNet scripts share."""
+"""Command-line arguments of the ResNet scripts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from demos.lasagne_mnist.cli import positive
 from demos.resnet.models import BLOCKS
 
-# What stands for options that are not given: a network that trains on CPU cores in seconds, and the paper's experiment.
+# Defaults: a network that trains on CPU cores in seconds, and the paper's experiment (``--full``).
 SMALL = {
     "depth": 8,
     "image_size": 32,
@@ -30,7 +30,7 @@ FULL = {
 
 
 def make_parser(description: str) -> argparse.ArgumentParser:
-    """Make the parser, with the options of both scripts."""
+    """Make the parser, with the options that both scripts have."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="the paper's ResNet-50; without: a small network")
     parser.add_argument("--depth", type=int, choices=sorted(BLOCKS), help="layers (8; full: 50)")
@@ -56,7 +56,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 
 
 def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None):
-    """Parse the arguments, and fill in what was not given."""
+    """Parse the arguments, and set the defaults that depend on other arguments."""
     args = parser.parse_args(argv)
     for name, value in (FULL if args.full else SMALL).items():
         if getattr(args, name) is None:

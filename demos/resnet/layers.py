@@ -1,4 +1,4 @@
-"""Two layers that Lasagne 0.1 lacks, or has in a form that costs too much for a network of this size."""
+"""Convolution with padding and batch normalisation, which Lasagne 0.1 implements inefficiently or not at all."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lasagne.layers import Conv2DLayer, Layer
 
 
 class PaddedConv2DLayer(Conv2DLayer):
-    """A convolution that leaves the zeros around the image to Theano; Lasagne 0.1 copies each image into a larger one.
+    """Convolution that lets Theano pad the images with zeros; Lasagne 0.1 copies each image into a larger one.
 
-    The arguments are those of `lasagne.layers.Conv2DLayer`; `pad` is a number of pixels.
+    The arguments are those of `lasagne.layers.Conv2DLayer`. `pad` is a number of pixels.
     """
 
     def get_output_for(self, input: Any, **kwargs: Any) -> Any:
-        """Convolve images ``(n, channels, height, width)``, add the bias if there is one, apply the nonlinearity."""
+        """Convolve images ``(n, channels, height, width)``, add the bias if any, and apply the nonlinearity."""
         conved = T.nnet.conv2d(
             input,
             self.W,
@@ -31,34 +31,34 @@ class PaddedConv2DLayer(Conv2DLayer):
 
 
 class BatchNormLayer(Layer):
-    """Batch normalisation: bring each channel to mean 0 and variance 1, then scale and shift it.
+    """Batch normalisation: normalise each channel to mean 0 and variance 1, then scale and shift it.
 
-    For each channel ``gamma * (x - mean) / sqrt(variance + epsilon) + beta``. In training, mean and variance are those
-    of the data that the function computes on: on several ranks, of each rank's own share of the minibatch. With
-    ``get_output(..., deterministic=True)``, running averages over past minibatches take their place. Source: S. Ioffe,
+    The output is ``gamma * (x - mean) / sqrt(variance + epsilon) + beta`` for each channel. In training, mean and
+    variance are those of the rows that the function computes on; with several ranks, those of each rank's own shard.
+    ``get_output(..., deterministic=True)`` uses running averages over past minibatches instead. Source: S. Ioffe,
     C. Szegedy (2015), Batch normalization, arXiv:1502.03167.
 
-    Names, defaults and numbers are those of the layer that Lasagne has from 0.2 on. Like that one, it keeps a running
-    average of ``1 / sqrt(variance + epsilon)``, and not of the variance.
+    Names, defaults and numbers are those of the layer in Lasagne 0.2 and later. Like that layer, it keeps a running
+    average of ``1 / sqrt(variance + epsilon)`` instead of the variance.
 
     Parameters
     ----------
     incoming : Layer
-        Of output shape ``(n, channels, ...)``.
+        Layer with output shape ``(n, channels, ...)``.
     epsilon : float
-        Keeps the quotient finite.
+        Added to the variance, to avoid division by zero.
     alpha : float
-        The part of a running average that each minibatch replaces.
+        Weight of the newest minibatch in the running averages.
 
     Attributes
     ----------
     beta, gamma : shared variables, shape ``(channels,)``
-        Trained like weights.
+        Trainable parameters.
     mean, inv_std : shared variables, shape ``(channels,)``
-        The running averages. They are parameters that are not trainable.
+        Running averages; parameters that are not trainable.
     running_updates : list of (shared variable, expression)
-        What brings the running averages up to date: the function that trains has to be given these as updates. Empty
-        before `lasagne.layers.get_output` is called for training.
+        Updates of the running averages, which must be passed to the training function. Empty until
+        `lasagne.layers.get_output` is called for training.
     """
 
     def __init__(self, incoming: Any, epsilon: float = 1e-4, alpha: float = 0.1, **kwargs: Any) -> None:
@@ -73,11 +73,11 @@ class BatchNormLayer(Layer):
         self.running_updates: list[tuple[Any, Any]] = []
 
     def get_output_for(self, input: Any, deterministic: bool = False, **kwargs: Any) -> Any:
-        """Normalise by the input's own mean and variance, or by the running averages if `deterministic`."""
+        """Normalise by mean and variance of the input, or by the running averages if `deterministic`."""
         if deterministic:
             mean, inv_std = self.mean, self.inv_std
         else:
-            axes = (0, *range(2, input.ndim))  # all but that of the channels
+            axes = (0, *range(2, input.ndim))  # all axes but that of the channels
             mean = input.mean(axes)
             inv_std = T.inv(T.sqrt(input.var(axes) + self.epsilon))
             self.running_updates = [

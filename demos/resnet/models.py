@@ -1,9 +1,9 @@
-"""Residual networks, built with Lasagne and Theano: Synkhronos asks no change of them.
+"""Residual networks in plain Lasagne and Theano; Synkhronos requires no changes to them.
 
 The networks are those of K. He, X. Zhang, S. Ren, J. Sun (2015), Deep residual learning for image recognition,
-arXiv:1512.03385, table 1: a 7x7 convolution and a 3x3 max pooling, each of stride 2; up to four *stages* of bottleneck
-blocks, of which every one but the first halves the image and doubles the channels; the mean over what is left of the
-image; a softmax.
+arXiv:1512.03385, table 1. They consist of a 7x7 convolution and a 3x3 max pooling, each with stride 2, up to four
+*stages* of bottleneck blocks, the mean over rows and columns, and a dense layer with a softmax. Each stage but the
+first halves height and width, and doubles the channels.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from lasagne.nonlinearities import rectify, softmax
 
 from demos.resnet import layers
 
-# Lasagne 0.2 has a layer for it; there its running averages come as default updates of Theano.
+# Lasagne 0.2 has its own layer, which sets the running averages by Theano's default updates.
 BatchNormLayer = getattr(lasagne.layers, "BatchNormLayer", layers.BatchNormLayer)
 
-# Blocks in each stage. A block has three convolutions; with the first one and the dense layer,
-# the depth is 3 * blocks + 2.
+# Depth -> number of blocks in each stage. A block has three convolutions. With the first convolution and the dense
+# layer, the depth is 3 * blocks + 2.
 BLOCKS = {
     5: (1,),
     8: (1, 1),
@@ -37,35 +37,35 @@ BLOCKS = {
 
 
 class Graph(NamedTuple):
-    """A network's symbolic variables."""
+    """Symbolic variables of a network."""
 
     x: Any  # images (n, 3, size, size), floatX
     y: Any  # labels (n,), int32
     params: list[Any]  # the shared variables to train
-    statistics: list[Any]  # those with batch normalisation's running averages
-    running_updates: list[Any]  # the updates of these, for the function that trains
-    loss: Any  # mean cross entropy, normalised by the minibatch's own statistics
-    test_loss: Any  # the same, normalised by the running averages
-    test_accuracy: Any  # the part classified correctly, likewise
+    statistics: list[Any]  # shared variables with the running averages of batch normalisation
+    running_updates: list[Any]  # updates of `statistics`, for the training function
+    loss: Any  # mean cross entropy, normalised by the minibatch's statistics
+    test_loss: Any  # mean cross entropy, normalised by the running averages
+    test_accuracy: Any  # fraction classified correctly, normalised by the running averages
 
 
 def build(depth: int = 50, image_size: int = 224, classes: int = 1000, width: int = 64, seed: int = 0) -> Graph:
-    """Build a network with its losses.
+    """Build a network and its losses.
 
     Parameters
     ----------
     depth : int
-        Layers with weights on the way from the images to the classes: a key of `BLOCKS`.
+        Number of layers with weights between the images and the classes; a key of `BLOCKS`.
     image_size : int
         Height and width of the images in pixels.
     classes : int
         Number of outputs.
     width : int
-        Channels of the first convolution; all others are multiples of it.
+        Channels of the first convolution. Those of the other convolutions are multiples of it.
     seed : int
-        Of the initial weights.
+        Seed of the initial weights.
     """
-    # Theano differentiates by recursion, 20 to 30 calls deep for each layer: too deep for Python's limit of 1,000.
+    # Theano differentiates by recursion, 20 to 30 calls deep for each layer; Python's default limit is 1,000.
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + 50 * depth))
     lasagne.random.set_rng(np.random.RandomState(seed))
     x, y = T.tensor4("x"), T.ivector("y")
@@ -86,21 +86,21 @@ def build(depth: int = 50, image_size: int = 224, classes: int = 1000, width: in
 
 
 def build_network(x: Any, depth: int, image_size: int, classes: int, width: int) -> Any:
-    """Build the layers and return the last; the last of each stage is named ``stage1`` and so on."""
+    """Build the layers and return the last one; the last layers of the stages are named ``stage1``, ``stage2``, ..."""
     layer = InputLayer((None, 3, image_size, image_size), x)
     layer = MaxPool2DLayer(normalised(layer, width, 7, stride=2), 3, stride=2, pad=1)
     for stage, blocks in enumerate(BLOCKS[depth]):
         for block in range(blocks):
             layer = bottleneck(layer, width * 2**stage, stride=2 if stage and not block else 1)
         layer.name = f"stage{stage + 1}"
-    # a mean over rows and columns, whatever their number: images of any size will do
+    # a mean over rows and columns accepts images of any size
     return DenseLayer(GlobalPoolLayer(layer, T.mean), classes, nonlinearity=softmax)
 
 
 def bottleneck(incoming: Any, channels: int, stride: int) -> Any:
-    """Build a residual block: 1x1, 3x3 and 1x1 convolutions, to whose output the block's input is added.
+    """Build a residual block: 1x1, 3x3 and 1x1 convolutions, whose output is added to the block's input.
 
-    Where the block changes the shape, a 1x1 convolution brings its input to the new one.
+    If their output has another shape than the input, a 1x1 convolution of the input is added instead.
     """
     layer = normalised(incoming, channels, 1, stride)
     layer = normalised(layer, channels, 3)
@@ -111,9 +111,9 @@ def bottleneck(incoming: Any, channels: int, stride: int) -> Any:
 
 
 def normalised(incoming: Any, channels: int, size: int, stride: int = 1, nonlinearity: Any = rectify) -> Any:
-    """Convolve with filters of odd size, normalise the batch, and apply the nonlinearity if there is one.
+    """Convolve with filters of odd size, apply batch normalisation, and the nonlinearity if there is one.
 
-    The convolution has no bias: batch normalisation would subtract it again.
+    The convolution has no bias, because batch normalisation would subtract it.
     """
     weights = lasagne.init.HeNormal("relu")
     layer = layers.PaddedConv2DLayer(

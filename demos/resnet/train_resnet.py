@@ -1,7 +1,7 @@
-"""Train a residual network with SGD on all ranks: the experiment of the paper.
+"""Train a residual network with SGD on all ranks: the paper's experiment.
 
-The images lie in shared memory, and a step hands out indexes. Each rank excerpts its own share of the minibatch and
-computes the gradient over that share; one all-reduce combines the gradients; each rank makes the same step with them.
+The images are in shared memory, and a step sends only indexes. Each rank copies its own shard of the minibatch and
+computes the shard's gradient. One all-reduce averages the gradients, and every rank makes the same step.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from synkhronos.extensions import updates
 
 
 def add_options(parser):
-    """Add the options that only ranks have."""
+    """Add the options for several ranks."""
     parser.add_argument("--ranks", "--n-parallel", type=positive, help="processes (one for each device)")
     parser.add_argument("--devices", help="their names: one, or one for each rank, as in cuda0,cuda1")
     gpu = parser.add_mutually_exclusive_group()
@@ -42,7 +42,7 @@ def add_options(parser):
 
 
 def make_images(args, n, which):
-    """Draw a set of images ``(n, 3, size, size)`` and their labels ``(n,)``, right into shared memory."""
+    """Draw images ``(n, 3, size, size)`` and labels ``(n,)`` in shared memory."""
     images = synk.data(shape=(n, 3, args.image_size, args.image_size), dtype=args.dtype)
     labels = synk.data(shape=n, dtype="int32")
     data.fill(images.data, labels.data, args.classes, args.seed, which)
@@ -50,7 +50,7 @@ def make_images(args, n, which):
 
 
 def equal_on_all_ranks(variables, ranks):
-    """Return whether every rank has the master's values of the shared variables, to the bit."""
+    """Return whether the shared variables equal the controller's on every rank, without a tolerance."""
     values = [var.get_value(borrow=True) for var in variables]
     return all(
         np.array_equal(value, other)
@@ -68,8 +68,8 @@ def main(argv=None):
     theano.config.floatX = args.dtype
     graph = models.build(args.depth, args.image_size, args.classes, args.width, args.seed)
 
-    # SGD in two functions: the first writes the gradients to one flat vector, the second makes the step with it.
-    # The running averages of batch normalisation change in the first: on each rank, by what that rank has seen.
+    # SGD in two functions: the first writes the gradients to one flat vector, and the second makes the step with it.
+    # The first also updates the running averages of batch normalisation, on each rank from the rank's own shard.
     grad_updates, param_updates, grad_shared = updates.sgd(graph.loss, graph.params, args.learning_rate)
     gradient = synk.function([graph.x, graph.y], graph.loss, updates=[*grad_updates.items(), *graph.running_updates])
     update = synk.function([], updates=param_updates)
@@ -83,14 +83,14 @@ def main(argv=None):
     def step(batch):
         loss = gradient(x_train, y_train, batch=batch)
         if args.all_reduce:
-            # Weighted by images, the average of the ranks' gradients is that over the whole minibatch.
+            # Weight each rank's gradient by its number of images, to average over all images of the minibatch.
             synk.all_reduce(grad_shared, weights=gradient.counts)
         update()
         return loss
 
     def evaluate():
         if args.all_reduce:
-            # The ranks have seen different images: validate with the average of their running averages.
+            # The running averages differ between ranks, because each rank has its own images: validate with their mean.
             synk.all_reduce(graph.statistics)
         return test(x_valid, y_valid, num_slices=num_slices)
 

@@ -1,4 +1,4 @@
-"""Train a residual network in one process with plain Theano: what the other script is compared with."""
+"""Train a residual network in one process with plain Theano, for comparison with `train_resnet.py`."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ from demos.resnet.training import run
 
 
 def make_images(args, n, which):
-    """Draw a set of `n` images ``(n, 3, size, size)`` and their labels ``(n,)``."""
+    """Draw images ``(n, 3, size, size)`` and labels ``(n,)``."""
     images = np.empty((n, 3, args.image_size, args.image_size), args.dtype)
     labels = np.empty(n, "int32")
     data.fill(images, labels, args.classes, args.seed, which)
@@ -25,7 +25,7 @@ def make_images(args, n, which):
 
 
 def evaluate_in_pieces(function, x, y, size):
-    """Average a function's outputs over pieces of `size` images; the last one may be smaller, and counts for less."""
+    """Average the outputs of a function over pieces of `size` images, weighted by length: the last may be smaller."""
     pieces = [slice(start, start + size) for start in range(0, len(y), size)]
     return np.average([function(x[p], y[p]) for p in pieces], axis=0, weights=[len(y[p]) for p in pieces])
 
@@ -37,11 +37,11 @@ def main(argv=None):
     if args.device != "cpu":
         if gpuarray.pygpu is None:
             sys.exit(f"--device {args.device}: pygpu is not installed")
-        gpuarray.use(args.device)  # from here on, Theano puts shared variables and computations there
+        gpuarray.use(args.device)  # Theano then creates shared variables and computes on this device
     theano.config.floatX = args.dtype
     graph = models.build(args.depth, args.image_size, args.classes, args.width, args.seed)
 
-    # A step of SGD. On the way, the running averages of batch normalisation are brought up to date.
+    # A step of SGD, which also updates the running averages of batch normalisation.
     gradients = theano.grad(graph.loss, graph.params)
     descent = [(param, param - args.learning_rate * gradient) for param, gradient in zip(graph.params, gradients)]
     train = theano.function([graph.x, graph.y], graph.loss, updates=descent + graph.running_updates)

@@ -1,7 +1,7 @@
-"""The training loop that the ResNet scripts share, its report, and what it checks.
+"""Training loop, report and checks of the ResNet scripts.
 
-A script brings two callables: one makes a training step on a minibatch, one evaluates. An epoch's order depends on the
-seed and the epoch alone, so that scripts can be compared step by step.
+A script passes two callables: the first trains on a minibatch, and the second evaluates the network. The minibatches
+depend only on the seed and the epoch, so that scripts can be compared step by step.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from demos.lasagne_mnist.training import minibatches as shuffled_minibatches
 
 
 def minibatches(n: int, size: int, rng: np.random.RandomState, shuffle: bool) -> Iterator[Any]:
-    """Draw an epoch's minibatches: index arrays, or slices if they are taken in order. The last may be smaller.
+    """Yield an epoch's minibatches: index arrays if `shuffle`, else slices. The last one may be smaller.
 
-    Rows that a slice names are used where they lie; those that an index array names are copied.
+    Rows that a slice selects are used in place; rows that an index array selects are copied.
     """
     if shuffle:
         yield from shuffled_minibatches(n, size, rng)
@@ -41,34 +41,35 @@ def run(
     params: Sequence[Any],
     equal: Callable[[], bool] = lambda: True,
 ) -> dict[str, Any]:
-    """Train, with a validation after each epoch.
+    """Train, and validate after each epoch.
 
     Parameters
     ----------
     args : argparse.Namespace
-        What `cli.parse_arguments` gave.
+        Result of `cli.parse_arguments`.
     name, ranks : str, int
-        What runs, on how many ranks: for the report.
+        Name of the script and number of ranks, for the report.
     batch_size : int
-        Images in a minibatch, all ranks together.
+        Images in a minibatch, over all ranks.
     step : callable
         Trains on one minibatch of the training set and returns the loss.
     evaluate : callable
-        Gives the loss and the accuracy on the validation set.
+        Returns the loss and the accuracy on the validation set.
     params : list of shared variables
-        What is trained: a digest of their values is reported.
+        The parameters, of whose values the report contains a digest.
     equal : callable
-        Returns, after the training, whether all ranks have the values that they should have.
+        Called after training. Returns whether the ranks' values are as equal as they should be.
 
     Returns
     -------
     dict
-        The results; they are printed, and written as JSON where the arguments say so.
+        The report. It is printed, and written to the file ``args.json`` if given.
 
     Raises
     ------
     SystemExit
-        If a loss is not finite, the last epoch's losses are not below those of the first, or ranks differ.
+        If a loss is not finite, the mean loss of the last epoch is not below that of the first, or `equal` returns
+        False.
     """
     weights = sum(param.get_value(borrow=True).size for param in params)
     print(f"{name}: ResNet-{args.depth} of {weights:,} parameters, {args.classes} classes, {ranks} rank(s)")
@@ -87,7 +88,7 @@ def run(
             f"accuracy {100 * entry['valid_accuracy']:.2f} %",
             flush=True,
         )
-    # The first epoch warms up: memory is allocated, and the processors find their speed.
+    # Leave out the first epoch, if there are others: memory is allocated and processors raise their clock rates in it.
     report["images_per_second"] = float(np.median([speed(entry) for entry in report["epochs"][1:] or report["epochs"]]))
     report["digest"] = digest_of(params)
     if args.json:
@@ -103,16 +104,16 @@ def run(
 
 
 def steps_of_epochs(args: Any, batch_size: int) -> list[int]:
-    """Give the number of steps in each epoch; ``--steps`` may cut the last one short, and save others."""
+    """Return the number of steps in each epoch; ``--steps`` may shorten the last epoch and leave out later ones."""
     whole = -(-args.n_images // batch_size)
     left = min(args.steps or whole * args.epochs, whole * args.epochs)
     return [whole] * (left // whole) + [left % whole] * (left % whole > 0)
 
 
 def train_epoch(epoch: int, n: int, batches: Iterator[Any], step: Callable[[Any], Any]) -> dict[str, Any]:
-    """Train on minibatches of `n` images; the seconds and the loss of each step, and its number of images."""
+    """Train on minibatches of `n` images in all; return the seconds, the loss and the number of images of each step."""
     entry: dict[str, Any] = {"seconds": [], "losses": [], "images": []}
-    # disable=None: no bar where the output is no terminal
+    # disable=None: show a bar only if the output is a terminal
     with tqdm(total=n, desc=f"epoch {epoch + 1}", unit="img", leave=False, disable=None) as bar:
         for batch in batches:
             start = time.perf_counter()
@@ -124,12 +125,12 @@ def train_epoch(epoch: int, n: int, batches: Iterator[Any], step: Callable[[Any]
 
 
 def speed(entry: dict[str, Any]) -> float:
-    """Give an epoch's images per second."""
+    """Return the images per second in an epoch."""
     return sum(entry["images"]) / sum(entry["seconds"])
 
 
 def check_losses(epochs: Sequence[Sequence[float]]) -> None:
-    """Check each epoch's losses: training must have led somewhere."""
+    """Exit with an error unless all losses are finite and the last epoch's mean loss is below the first's."""
     if not np.all(np.isfinite(np.concatenate(epochs))):
         raise SystemExit("a loss is not a finite number; try a smaller --learning-rate")
     if len(epochs) > 1 and np.mean(epochs[-1]) >= np.mean(epochs[0]):
