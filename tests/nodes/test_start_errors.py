@@ -80,7 +80,7 @@ def test_a_launcher_of_another_mpi_is_refused():
     code, _, err = run("import synkhronos as synk; synk.fork(1, use_gpu=False)", launch=(), PMI_SIZE="3")
     assert code == 1
     assert (
-        "one of 3 processes that were launched together, and MPI knows 1: the launcher belongs to another library"
+        "one of 3 processes that were launched together, and MPI knows 1: the launcher belongs to another MPI library"
         in err
     )
 
