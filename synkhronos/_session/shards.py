@@ -22,6 +22,9 @@ from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
 
+#: Limits of what a `ShapeCache` holds, because programs may make and drop any number of functions and variables.
+_MOST_SLOTS, _MOST_COUNTS = 16, 1024
+
 
 class ShapeCache:
     """Cache of the shapes of shared variables on all ranks.
@@ -39,10 +42,10 @@ class ShapeCache:
 
     def __init__(self, sequencer: Sequencer, replica: _rank.Replica, master_rank: int) -> None:
         self._sequencer, self._replica, self._master_rank = sequencer, replica, master_rank
-        self._shapes: KeyedCache[list[list[tuple[int, ...]]]] = KeyedCache()  # by the keys of the variables
+        self._shapes: KeyedCache[list[list[tuple[int, ...]]]] = KeyedCache(_MOST_SLOTS)  # by the keys of the variables
         self._n_changes = 0  # of all variables
         self._changes: Counter[int] = Counter()  # by a variable's key: calls that may have changed its shape
-        self._updated: KeyedCache[set[Any]] = KeyedCache()  # keys of variables, by function and call
+        self._updated: KeyedCache[set[Any]] = KeyedCache(_MOST_SLOTS)  # keys of variables, by function and call
 
     def of(self, variables: Sequence[Any]) -> list[list[tuple[int, ...]]]:
         """Return, for each rank, the list of the variables' shapes on that rank."""
@@ -63,6 +66,9 @@ class ShapeCache:
                 if updated is None:
                     updated = self._updated.put(part.function, part, self._updated_by(part))
                 self._changes.update(updated)
+                if len(self._changes) > _MOST_COUNTS:
+                    self._changes.clear()
+                    self._n_changes += 1
             elif type(part) not in _rank.KEEPS_SHAPES:
                 self._n_changes += 1
 
