@@ -269,17 +269,22 @@ class Propagation:
         for variable, axis in sharded.items():
             self.put(variable, Placed(variable, Shard(axis)))
 
-    def mark_used(self, outputs: Sequence[Any]) -> None:
-        """Record, for `is_used`, that some variables and all from which they are computed are used."""
-        order = io_toposort(list(self._new), outputs)
+    def mark_used(self, outputs: Sequence[Any]) -> list[Any]:
+        """Record, for `is_used`, that some variables and all from which they are computed are used.
+
+        Returns
+        -------
+        list of Apply
+            The nodes that compute them and have no counterparts yet, inputs before outputs.
+        """
+        order = list(io_toposort(list(self._new), outputs))
         self._used.update(outputs, (one for node in order for one in node.inputs))
+        return order
 
     def run(self, outputs: Sequence[Any]) -> None:
         """Propagate placements through all Apply nodes from which some variables are computed."""
-        self.mark_used(outputs)
-        known = list(self._new)
-        order = io_toposort(known, outputs)
-        for variable in leaves_of(outputs, known):
+        order = self.mark_used(outputs)
+        for variable in leaves_of(outputs, list(self._new)):
             if variable not in self._new:
                 self.put(variable, Placed(variable, Replicate()))
         for node in order:
