@@ -25,7 +25,9 @@ def built():
     fault = theano.shared(np.int64(NOTHING), "fault")
     before, between, after = (theano.shared(np.zeros(2), name) for name in ("before", "between", "after"))
     first = synk.function([x], (x.sum(), "sum"), updates=[(before, before + 1)], name="first")
-    second = synk.function([x], (Fault()(x, fault).sum(), "sum"), updates=[(between, between + 1)], name="second")
+    faulty = Fault()(x, fault)
+    updates = [(between, between + faulty.max())]  # + 1, after the fault in each linker's order
+    second = synk.function([x], (faulty.sum(), "sum"), updates=updates, name="second")
     third = synk.function([], updates=[(after, after + 1)], name="third")
     return first, second, third, fault, [before, between, after]
 

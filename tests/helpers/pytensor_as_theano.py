@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytensor
+import pytensor.link.c.cvm  # before a test sets cxx="", which would leave the process without this virtual machine
 import pytensor.raise_op
 import pytensor.sparse
 import pytensor.tensor as pt
