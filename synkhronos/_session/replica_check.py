@@ -46,6 +46,7 @@ class ReplicaCheck:
         self._run = run
         self._master_rank = master_rank
         self._n_calls = 0
+        self._has_noted = False  # whether a set below was ever filled; faster than asking if a `WeakSet` is empty
         self._data: Any = weakref.WeakSet()  # their containers
         self._parts: Any = weakref.WeakSet()
         self._warned: Any = weakref.WeakSet()
@@ -53,6 +54,7 @@ class ReplicaCheck:
     def note_data(self, variables: Sequence[Any]) -> None:
         """Record that variables hold data, of which each rank has its own rows."""
         for var in variables:
+            self._has_noted = True
             self._data.add(var.container)
 
     def is_data(self, var: Any) -> bool:
@@ -61,7 +63,8 @@ class ReplicaCheck:
 
     def note_parts(self, variables: Sequence[Any], are_parts: bool = True) -> None:
         """Record that variables were scattered, or (if not ``are_parts``) made equal on all ranks."""
-        if not (are_parts or self._parts or self._data):
+        self._has_noted = self._has_noted or are_parts
+        if not self._has_noted:
             return
         for var in variables:
             self.n_changes += are_parts or var.container in self._parts
