@@ -67,7 +67,7 @@ def main(argv=None):
     batch = order[:12]
     y_part.set_value(y_data[batch])
     got = f(x_synk, y_part, batch=batch)[0]
-    check("x by indexes, y is the batch", got, f_theano(x_data[batch], y_data[batch])[0])
+    check("x by indices, y is the batch", got, f_theano(x_data[batch], y_data[batch])[0])
     synk.close()
     print("demo 4: all results agree with those of one process")
 

@@ -1,6 +1,6 @@
 """Train on MNIST on all ranks, with the data in shared memory and index lists as minibatches.
 
-The training set is copied to shared memory once. A step sends only indexes, and each rank copies its own shard of the
+The training set is copied to shared memory once. A step sends only indices, and each rank copies its own shard of the
 minibatch. Without dropout, each step equals that of the plain Theano script, and so do the losses, up to rounding.
 """
 

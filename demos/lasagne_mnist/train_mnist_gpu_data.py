@@ -1,7 +1,7 @@
 """Train on MNIST on all ranks, with the data scattered into shared variables on the devices.
 
 The training set is scattered once, and each rank keeps its shard. A step selects rows of the shards with ``batch_s``,
-so only indexes and gradients are sent. Shards and minibatches may differ in length between ranks, because each rank's
+so only indices and gradients are sent. Shards and minibatches may differ in length between ranks, because each rank's
 gradient is weighted by its number of rows.
 """
 

@@ -22,7 +22,7 @@ EVALUATION_SIZE = 500  # images in a slice
 
 
 def minibatches(n: int, size: int, rng: np.random.RandomState) -> Iterator[np.ndarray]:
-    """Yield minibatches of shuffled indexes, each index once; the last one may be smaller."""
+    """Yield minibatches of shuffled indices, each index once; the last one may be smaller."""
     order = rng.permutation(n)
     for start in range(0, n, size):
         yield order[start : start + size]
@@ -38,12 +38,12 @@ def rank_minibatches(lengths: Sequence[int], size: int, rng: np.random.RandomSta
     size : int
         Data points in a minibatch, over all ranks. If it is less than the number of ranks, each rank has one.
     rng : numpy.random.RandomState
-        Shuffles the indexes of each rank.
+        Shuffles the indices of each rank.
 
     Yields
     ------
     list of numpy.ndarray
-        The indexes for each rank. In the last minibatches, some ranks have fewer than others, or none.
+        The indices for each rank. In the last minibatches, some ranks have fewer than others, or none.
     """
     shares = [(size + rank) // len(lengths) for rank in range(len(lengths))]
     shares = [max(1, share) for share in shares]

@@ -1,6 +1,6 @@
 """Train a residual network with SGD on all ranks: the paper's experiment.
 
-The images are in shared memory, and a step sends only indexes. Each rank copies its own shard of the minibatch and
+The images are in shared memory, and a step sends only indices. Each rank copies its own shard of the minibatch and
 computes the shard's gradient. One all-reduce averages the gradients, and every rank makes the same step.
 """
 

@@ -107,8 +107,8 @@ def put(
             if fixed and ((value.shape[axis] if axis or chosen is None else len(chosen)) != 1 or (split and not axis)):
                 raise ValueError(f"{var}: axis {axis} is broadcastable; expected length 1 on every rank")
     arrays = [value for value in values if not isinstance(value, Data)]
-    indexes = [one for one in rows if isinstance(one, np.ndarray)]
-    refs = iter(session.stage([*arrays, *indexes]))
+    indices = [one for one in rows if isinstance(one, np.ndarray)]
+    refs = iter(session.stage([*arrays, *indices]))
     places = [value.ref if isinstance(value, Data) else next(refs) for value in values]
     sources = [Source(place, next(refs) if isinstance(one, np.ndarray) else one) for place, one in zip(places, rows)]
     split_rows: tuple[tuple[Rows, ...], ...] | None = None

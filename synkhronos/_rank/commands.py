@@ -92,7 +92,7 @@ class Follow(NamedTuple):
     modes: tuple[str, ...]  # how to combine each result of the slices
     n_entering: int
     output_subset: tuple[int, ...] | None
-    order: tuple[int, ...]  # of the wanted outputs: indexes in the outputs of the slices, then this function's
+    order: tuple[int, ...]  # of the wanted outputs: indices in the outputs of the slices, then this function's
 
 
 class Call(NamedTuple):
@@ -115,7 +115,7 @@ class Call(NamedTuple):
     output_subset: tuple[int, ...] | None
     updated: tuple[int, ...]
     update_modes: tuple[str, ...]
-    nccl: tuple[int, ...] = ()  # indexes of the wanted outputs that NCCL reduces to the controller
+    nccl: tuple[int, ...] = ()  # indices of the wanted outputs that NCCL reduces to the controller
     master: int = 0  # the controller's rank
     has_collectives: bool = False  # the function has collectives; a rank without data points takes part with weight 0
     kept: tuple[int, ...] = ()  # variables that a rank without data points must not update

@@ -76,7 +76,7 @@ class RowViews:
             or buffer.dtype != data.dtype
         ):
             buffer = self._buffers[key] = np.empty((len(rows), *data.shape[1:]), data.dtype)
-        # the controller has checked the indexes; with mode="raise", take() would copy twice
+        # the controller has checked the indices; with mode="raise", take() would copy twice
         return np.take(data, rows, axis=0, out=buffer[: len(rows)], mode="clip")
 
     def forget(self, function: int) -> None:

@@ -26,7 +26,7 @@ _NOTHING = Release()
 
 _Memory = TypeVar("_Memory")
 
-#: An item to stage: an array, or an array and the indexes of its rows to stage.
+#: An item to stage: an array, or an array and the indices of its rows to stage.
 Staged = Union[np.ndarray, "tuple[np.ndarray, np.ndarray]"]
 
 

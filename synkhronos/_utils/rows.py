@@ -89,7 +89,7 @@ def select(batch: Any, length: int, name: str = "batch") -> Selection:
     if isinstance(batch, slice):
         return _select_slice(batch, length, name)
     if isinstance(batch, (bool, np.bool_)):
-        raise TypeError(f"{name} is the bool {batch}; expected an int, a slice, or a list or 1-d array of indexes")
+        raise TypeError(f"{name} is the bool {batch}; expected an int, a slice, or a list or 1-d array of indices")
     if not isinstance(batch, (np.ndarray, list, tuple, range)):
         try:
             count = operator.index(batch)
@@ -99,7 +99,7 @@ def select(batch: Any, length: int, name: str = "batch") -> Selection:
             if not 0 <= count <= length:
                 raise ValueError(f"{name} is {count}; expected a number of data points between 0 and {length}")
             return Rows(0, count)
-    return _select_indexes(batch, length, name)
+    return _select_indices(batch, length, name)
 
 
 def _select_slice(batch: slice, length: int, name: str) -> Selection:
@@ -126,38 +126,38 @@ def _as_array(batch: Any, name: str) -> np.ndarray:
             warnings.simplefilter("error")  # NumPy before 1.24 only warns about ragged lists
             return np.asarray(batch)
     except (ValueError, Warning) as error:
-        raise ValueError(f"{name} has lists of different lengths; expected one flat list of indexes") from error
+        raise ValueError(f"{name} has lists of different lengths; expected one flat list of indices") from error
 
 
-def _select_indexes(batch: Any, length: int, name: str) -> np.ndarray:
+def _select_indices(batch: Any, length: int, name: str) -> np.ndarray:
     """Return `select` for a list or an array of indices, or for a boolean mask."""
-    indexes = _as_array(batch, name)
-    if indexes.ndim == 0 and indexes.dtype.kind in "iu":
-        raise TypeError(f"{name} is a 0-d array; expected a Python int, a slice, or a list or 1-d array of indexes")
-    if indexes.ndim == 0:
-        value = indexes.item()
+    indices = _as_array(batch, name)
+    if indices.ndim == 0 and indices.dtype.kind in "iu":
+        raise TypeError(f"{name} is a 0-d array; expected a Python int, a slice, or a list or 1-d array of indices")
+    if indices.ndim == 0:
+        value = indices.item()
         meant = f". Did you mean {value:.0f}?" if isinstance(value, float) and value.is_integer() else ""
         raise TypeError(
-            f"{name} is {value!r}; expected an int, a slice, or a list or 1-d array of indexes or booleans{meant}"
+            f"{name} is {value!r}; expected an int, a slice, or a list or 1-d array of indices or booleans{meant}"
         )
-    if indexes.ndim != 1:
-        raise ValueError(f"{name} has shape {indexes.shape}; expected 1 dimension")
-    if indexes.dtype.kind == "b":
-        if len(indexes) != length:
+    if indices.ndim != 1:
+        raise ValueError(f"{name} has shape {indices.shape}; expected 1 dimension")
+    if indices.dtype.kind == "b":
+        if len(indices) != length:
             raise IndexError(
-                f"{name} is a boolean mask of length {len(indexes)}; expected {length}, one for each data point"
+                f"{name} is a boolean mask of length {len(indices)}; expected {length}, one for each data point"
             )
-        return np.flatnonzero(indexes).astype(np.int64, copy=False)
-    if not len(indexes):
+        return np.flatnonzero(indices).astype(np.int64, copy=False)
+    if not len(indices):
         return np.zeros(0, dtype=np.int64)
-    if indexes.dtype.kind not in "iu":
-        raise TypeError(f"{name} has dtype {indexes.dtype}; expected integers or booleans")
-    lowest, highest = int(indexes.min()), int(indexes.max())
+    if indices.dtype.kind not in "iu":
+        raise TypeError(f"{name} has dtype {indices.dtype}; expected integers or booleans")
+    lowest, highest = int(indices.min()), int(indices.max())
     if lowest < -length or highest >= length:
         wrong = lowest if lowest < -length else highest
         raise IndexError(f"{name}: index {wrong} is out of range for {length} data points")
-    indexes = indexes.astype(np.int64, copy=False)
-    return np.where(indexes < 0, indexes + length, indexes) if lowest < 0 else indexes
+    indices = indices.astype(np.int64, copy=False)
+    return np.where(indices < 0, indices + length, indices) if lowest < 0 else indices
 
 
 def shift(batch: Any, length: int, name: str = "batch") -> Selection:
@@ -196,7 +196,7 @@ def shift(batch: Any, length: int, name: str = "batch") -> Selection:
     rows = select(batch, np.iinfo(np.int64).max, name)
     if isinstance(rows, np.ndarray) and len(rows) != length:
         raise IndexError(
-            f"{name} has {len(rows)} indexes, and the minibatch data {length} rows; expected equal numbers, because "
+            f"{name} has {len(rows)} indices, and the minibatch data {length} rows; expected equal numbers, because "
             "its row i belongs to the i-th index"
         )
     _check_span(len(rows), length, name)

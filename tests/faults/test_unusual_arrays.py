@@ -1,4 +1,4 @@
-"""Arrays of unusual layouts and types, and long lists of indexes."""
+"""Arrays of unusual layouts and types, and long lists of indices."""
 
 import numpy as np
 import pytest
@@ -55,9 +55,9 @@ def test_structured_arrays_are_refused(three):
     assert three[0](np.ones(6)) == 6
 
 
-def test_a_huge_list_of_indexes(three):
-    indexes = np.arange(3_000_000) % 7
-    assert three[0](np.arange(7.0), batch=indexes) == indexes.sum()
+def test_a_huge_list_of_indices(three):
+    indices = np.arange(3_000_000) % 7
+    assert three[0](np.arange(7.0), batch=indices) == indices.sum()
     data = synk.data(np.arange(7.0))
-    assert three[0](data, batch=indexes) == indexes.sum()
-    assert three[0](data, batch=indexes[:1000].tolist()) == indexes[:1000].sum()
+    assert three[0](data, batch=indices) == indices.sum()
+    assert three[0](data, batch=indices[:1000].tolist()) == indices[:1000].sum()

@@ -22,9 +22,9 @@ def batches(draw, length):
         mask = draw(st.lists(st.booleans(), min_size=length, max_size=length))
         index = np.array(mask, dtype=bool)
         return (mask if draw(st.booleans()) and mask else index), index
-    indexes = draw(st.lists(st.integers(-length, length - 1), max_size=80)) if length else []
-    index = np.array(indexes, dtype=np.int64)
+    indices = draw(st.lists(st.integers(-length, length - 1), max_size=80)) if length else []
+    index = np.array(indices, dtype=np.int64)
     if kind == "list":
-        return draw(st.sampled_from([list, tuple]))(indexes), index
+        return draw(st.sampled_from([list, tuple]))(indices), index
     dtypes = ["int8", "int16", "int32", "int64"] + (["uint8", "uint64"] if not index.size or index.min() >= 0 else [])
     return index.astype(draw(st.sampled_from(dtypes))), index

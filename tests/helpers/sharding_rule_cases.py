@@ -221,8 +221,8 @@ def _fitting(n):
     return [index for index in BASIC if len(index if isinstance(index, tuple) else (index,)) <= n]
 
 
-@family("indexes", ops.Subtensor)
-def _indexes():
+@family("indices", ops.Subtensor)
+def _indices():
     for n, labels in enumerate(LABELS, 1):
         for index in _fitting(n):
             yield Case(labels, lambda x, index=index: x[index])

@@ -352,7 +352,7 @@ def test_minibatch_data_are_the_batch_already(session):
 
 
 def test_row_i_of_minibatch_data_belongs_to_the_ith_index(session):
-    """The program of 2017: data made for a random list of indexes."""
+    """The program of 2017: data made for a random list of indices."""
     x, y = T.fmatrix("x"), T.fvector("y")
     function = synk.function([x, y], [(x * y.dimshuffle(0, "x"), "gather")])
     points, targets = draw_points(30)
@@ -365,7 +365,7 @@ def test_row_i_of_minibatch_data_belongs_to_the_ith_index(session):
             got = function(small, whole, batch=batch, num_slices=num_slices)[0]
             assert_close(got, points[rows] * targets[rows][:, None])
         for wrong in (synk.data(points[: len(rows) + 1], minibatch=True), synk.data(points, minibatch=True)):
-            with pytest.raises(IndexError, match=f"input x: batch has {len(rows)} indexes"):
+            with pytest.raises(IndexError, match=f"input x: batch has {len(rows)} indices"):
                 function(wrong, whole, batch=batch)
 
 

@@ -70,7 +70,7 @@ def test_wrong_arguments_are_named_and_nothing_is_sent(synchronize, args, kwargs
             (3, 3),
             {"batch": 1.5},
             TypeError,
-            "^batch is 1.5; expected an int, a slice, or a list or 1-d array of indexes or booleans$",
+            "^batch is 1.5; expected an int, a slice, or a list or 1-d array of indices or booleans$",
         ),
         ((3, 3), {"batch": 2.0}, TypeError, r"is 2\.0; .*\. Did you mean 2\?$"),
         ((3, 3), {"batch": np.float32(2)}, TypeError, r"is 2\.0; .*\. Did you mean 2\?$"),

@@ -179,8 +179,8 @@ def batches_s(draw, lengths):
         each = [a_slice(length) for length in lengths]
         return each, each
     each = [a_list(length) for length in lengths]
-    indexes = [np.array(one, int) for one in each]
-    return (each if kind == "lists" else indexes), indexes
+    indices = [np.array(one, int) for one in each]
+    return (each if kind == "lists" else indices), indices
 
 
 @given(data=st.data(), n=st.integers(1, 30), num_slices=st.integers(1, 4))
@@ -191,8 +191,8 @@ def test_batch_s_picks_on_each_rank(session, data, n, num_slices):
     synk.scatter([function.direct, function.given], [direct, x])
     synk.broadcast(function.seen, np.float32(0))
     parts = shares(n, session)
-    batch_s, indexes = data.draw(batches_s([stop - start for start, stop in parts]))
-    rows = [np.arange(*part)[index] for part, index in zip(parts, indexes)]
+    batch_s, indices = data.draw(batches_s([stop - start for start, stop in parts]))
+    rows = [np.arange(*part)[index] for part, index in zip(parts, indices)]
     selected = np.concatenate(rows)
     mean, both, total, _ = function.call(np.float32(2), batch_s=batch_s, num_slices=num_slices)
     expected = direct[selected] + 2 * x[selected]

@@ -82,7 +82,7 @@ arrays = st.builds(
         ["float64", "float32", "int64", "int32", "uint8", "bool", "complex128", ">f8", "S3", "U2", "M8[s]", object]
     ),
 )
-indexes = st.one_of(
+indices = st.one_of(
     st.builds(slice, *[st.sampled_from([None, 0, 1, -1, 3, -9, 100, 1.5, "a"])] * 3),
     st.lists(
         st.sampled_from([0, 1, 6, 7, -1, -7, -8, 2**40, 2**64, 0.5, True, None, "a", [0], slice(0, 2)]), max_size=4
@@ -107,7 +107,7 @@ theano_things = st.sampled_from(
         T.zeros((2,)),
     ]
 )
-anything = st.one_of(numbers, oddities, arrays, indexes, theano_things)
+anything = st.one_of(numbers, oddities, arrays, indices, theano_things)
 nested = st.one_of(anything, st.lists(anything, max_size=3), st.tuples(anything, anything))
 shapes = st.one_of(st.lists(st.sampled_from([0, 1, 2, 7, -1, 1.5, None, "a", 2**40, 2**62]), max_size=3), nested)
 dtypes = st.sampled_from(
@@ -146,8 +146,8 @@ def optional(**strategies):
 
 functions = st.sampled_from(["sum", "two", "matrix", "rows", "none"])
 keywords = optional(
-    batch=indexes,
-    batch_s=st.one_of(indexes, st.lists(indexes, max_size=4)),
+    batch=indices,
+    batch_s=st.one_of(indices, st.lists(indices, max_size=4)),
     num_slices=st.one_of(st.sampled_from([1, 2, 3, 100]), anything),
     output_subset=st.one_of(st.lists(st.sampled_from([0, 1, 2, 3, -1, "a", None]), max_size=3), anything),
     x=values,
@@ -187,10 +187,10 @@ CALLS = {
     "Data.set_length": (st.tuples(anything, oversizes), lambda a: scratch().set_length(*a)),
     "Data.set_shape": (st.tuples(shapes, oversizes), lambda a: scratch().set_shape(*a)),
     "Data.condition_data": (st.tuples(values, flags), lambda a: scratch().condition_data(*a)),
-    "Data.__setitem__": (st.tuples(indexes, values), lambda a: scratch().__setitem__(*a)),
-    "Data.__getitem__": (indexes, lambda a: scratch()[a]),
+    "Data.__setitem__": (st.tuples(indices, values), lambda a: scratch().__setitem__(*a)),
+    "Data.__getitem__": (indices, lambda a: scratch()[a]),
     "broadcast": (st.tuples(variables, values), lambda a: synk.broadcast(*a)),
-    "scatter": (st.tuples(variables, values, indexes), lambda a: synk.scatter(*a)),
+    "scatter": (st.tuples(variables, values, indices), lambda a: synk.scatter(*a)),
     "gather": (st.tuples(variables, anything), lambda a: synk.gather(*a)),
     "all_gather": (variables, lambda a: synk.all_gather(a)),
     "reduce": (st.tuples(variables, ops, flags), lambda a: synk.reduce(*a)),
@@ -198,7 +198,7 @@ CALLS = {
         st.tuples(variables, ops, st.one_of(st.none(), st.lists(numbers, min_size=3, max_size=3), anything)),
         lambda a: synk.all_reduce(a[0], a[1], weights=a[2]),
     ),
-    "set_value": (st.tuples(ranks, variables, values, indexes), lambda a: synk.set_value(*a)),
+    "set_value": (st.tuples(ranks, variables, values, indices), lambda a: synk.set_value(*a)),
     "get_value": (st.tuples(ranks, variables), lambda a: synk.get_value(*a)),
     "get_lengths": (variables, lambda a: synk.get_lengths(a)),
     "get_shapes": (variables, lambda a: synk.get_shapes(a)),

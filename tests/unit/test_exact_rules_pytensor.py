@@ -84,7 +84,7 @@ PROGRAMS = {
     "the inverse of a product": (lambda: T.linalg.inv(x.T @ x), 0),
     "a determinant for each": (lambda: T.linalg.det(s), 0),
     "a Cholesky factor over rows": (lambda: T.linalg.cholesky(x @ x.T + 5 * T.eye(N)), None),
-    # indexes
+    # indices
     "rows of a table": (lambda: E[y], 0),
     "columns of a table": (lambda: E[:, y], 0),
     "columns of rows": (lambda: x[:, [2, 0, 0]], 0),

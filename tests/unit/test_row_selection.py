@@ -100,13 +100,13 @@ def test_shift_moves_the_lowest_row_of_a_slice_to_0(start, stop, step, more):
 
 @given(st.data(), st.integers(1, 40))
 def test_row_i_of_minibatch_data_belongs_to_the_ith_index(data, length):
-    indexes = st.lists(st.integers(-length, length - 1))
+    indices = st.lists(st.integers(-length, length - 1))
     masks = st.lists(st.booleans(), min_size=length, max_size=length)
-    batch = data.draw(indexes | indexes.map(np.array).map(lambda one: one.astype(int)) | masks | masks.map(np.array))
+    batch = data.draw(indices | indices.map(np.array).map(lambda one: one.astype(int)) | masks | masks.map(np.array))
     n = len(np.arange(length)[np.asarray(batch, int if not len(batch) else None)])
     assert shift(batch, n) == Rows(0, n)
     for other in (n - 1, n + 1):
-        with pytest.raises(IndexError, match=f"batch has {n} indexes, and the minibatch data {other} rows"):
+        with pytest.raises(IndexError, match=f"batch has {n} indices, and the minibatch data {other} rows"):
             shift(batch, other)
 
 

@@ -60,7 +60,7 @@ def basic_index(inputs: Sequence[Any], op: Any) -> list[Any]:
 
 
 def adds(op: Any) -> bool:
-    """Return whether an indexed update adds to the selected elements, repeatedly for repeated indexes."""
+    """Return whether an indexed update adds to the selected elements, repeatedly for repeated indices."""
     return not (op.set_instead_of_inc or op.ignore_duplicates)
 
 
