@@ -326,10 +326,17 @@ def test_processes_that_cannot_be_started_again_are_reported(monkeypatch, caplog
     """The command that runs goes on, and so does the watch when there is room for processes again."""
     heartbeat = Heartbeat(0)
     heartbeat.start(["here"], [heartbeat.door])
+
+    def kill_all():  # one of them may start the other again meanwhile
+        found = holders(heartbeat._alive.fileno())
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        return not found
+
     try:
-        for process in holders(heartbeat._alive.fileno()):
-            process.kill()
-        wait_for(lambda: not holders(heartbeat._alive.fileno()), "the end of both processes")
+        wait_for(lambda: len(holders(heartbeat._alive.fileno())) == 2, "both processes")
+        wait_for(kill_all, "the end of both processes")
         with monkeypatch.context() as patch:
             patch.setattr("synkhronos._multinode.heartbeat.start_detached", refuse)
             heartbeat.look_after()
