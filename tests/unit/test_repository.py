@@ -75,8 +75,8 @@ def test_groups_of_tests_are_those_that_are_there():
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
 def test_files_that_pages_name_are_there(page):
     text = (ROOT / page).read_text()
-    for name in re.findall(r"`((?:synkhronos|tests|docs|extensions|_\w+)/[\w/.-]*)`", text):
-        name = name if name.split("/")[0] in ("synkhronos", "tests", "docs") else f"synkhronos/{name}"
+    for name in re.findall(r"`((?:synkhronos|tests|docs|demos|extensions|_\w+)/[\w/.-]*)`", text):
+        name = name if name.split("/")[0] in ("synkhronos", "tests", "docs", "demos") else f"synkhronos/{name}"
         assert (ROOT / name).exists(), f"{page} names {name}"
 
 
@@ -88,8 +88,8 @@ def recipes():
 
 @functools.cache
 def words_of_sources():
-    """Return the identifiers in the library and the tests, and the names of their files."""
-    paths = [path for folder in ("synkhronos", "tests") for path in (ROOT / folder).rglob("*")]
+    """Return the identifiers in the library, the tests and the demos, and the names of their files."""
+    paths = [path for folder in ("synkhronos", "tests", "demos") for path in (ROOT / folder).rglob("*")]
     texts = [path.read_text() for path in paths if path.suffix in (".py", ".pyi", ".c", ".h", ".pml")]
     return {path.name for path in paths}.union(*(re.findall(r"\w+", text) for text in texts))
 
