@@ -65,15 +65,15 @@ class CallSignature(NamedTuple):
 
     Attributes
     ----------
-    signature : tuple
-        The key: everything that the plan depends on. Calls with equal signatures have the same plan.
+    key : tuple
+        Everything that the plan depends on. Calls with equal keys have the same plan.
     contents : sequence of array
         The arrays that each call copies to shared memory, in the order of `stage`.
     batch : BatchRows, or None
-        The selected rows; ``None`` if the signature determines them.
+        The selected rows; ``None`` if the key determines them.
     """
 
-    signature: tuple[Any, ...]
+    key: tuple[Any, ...]
     contents: Sequence[np.ndarray]
     batch: BatchRows | None
 
@@ -81,7 +81,7 @@ class CallSignature(NamedTuple):
 def make_signature(
     values: Sequence[Any], batch: Any, scattered: Sequence[Input], *options: Any
 ) -> CallSignature | None:
-    """Return the signature and the contents of a call, or ``None`` if its plan cannot be cached.
+    """Return the signature of a call, or ``None`` if its plan cannot be cached.
 
     Parameters
     ----------
@@ -97,18 +97,18 @@ def make_signature(
     picks = batch is not None and type(batch) is not int
     if picks and not (scattered and isinstance(batch, (slice, list, np.ndarray))):
         return None
-    signature: list[Any] = [*options, type(batch) if picks else batch]
+    key: list[Any] = [*options, type(batch) if picks else batch]
     contents: list[np.ndarray] = []
     for value in values:
         if isinstance(value, Data):
-            signature += value.ref, value.minibatch
+            key += value.ref, value.minibatch
         elif type(value) is np.ndarray and batch is None:
-            signature += value.shape, value.dtype
+            key += value.shape, value.dtype
             contents.append(value)
         else:
             return None
     if not picks:
-        return CallSignature(tuple(signature), contents, None)
+        return CallSignature(tuple(key), contents, None)
     try:
         chosen = BatchRows.of(batch, values, scattered)
     except (TypeError, ValueError, IndexError) as error:  # `check_inputs` raises it again
@@ -118,17 +118,17 @@ def make_signature(
     starts = [0] * len(scattered)
     moves = False
     for i, rows in enumerate(chosen.rows):
-        signature.append(len(rows))
+        key.append(len(rows))
         if isinstance(rows, Rows):
             starts[i], moves = rows.start, chosen.is_slice
         else:
             if not any(rows is other for other in lists):
                 lists.append(rows)
-            signature.append(("list", next(place for place, other in enumerate(lists) if rows is other)))
+            key.append(("list", next(place for place, other in enumerate(lists) if rows is other)))
     contents = [*lists, *contents]
     if moves:
         contents.append(np.array(starts, np.int64))
-    return CallSignature(tuple(signature), contents, chosen)
+    return CallSignature(tuple(key), contents, chosen)
 
 
 class Inputs(NamedTuple):

@@ -46,7 +46,7 @@ class GraphCollectives:
         self._is_cut = False
         self._outputs, self._updates = graph.expressions if self.any else ([], [])
         self._in_a_loop = has_collectives_in_loop([*self._outputs, *(new for _, new in self._updates)])
-        self._apart = [*graph.apart, *(var for var, _ in self._updates if is_random_state(var))]
+        self._varying = [*graph.varying, *(var for var, _ in self._updates if is_random_state(var))]
         for i, mode in enumerate(results.modes):
             if mode in ("sum", "prod") and self.is_replicated(i):
                 raise ValueError(
@@ -62,7 +62,7 @@ class GraphCollectives:
         """Return whether an output or new value depends on values that differ between ranks; cached by position."""
         if i not in self._known:
             expressions = [*self._outputs, *(new for _, new in self._updates)]
-            self._known[i] = depends_on(expressions[i], self._apart)
+            self._known[i] = depends_on(expressions[i], self._varying)
         return self._known[i]
 
     def kept(self, counts: Sequence[int]) -> list[Any]:
@@ -96,7 +96,7 @@ class GraphCollectives:
         if not self._is_cut:
             n, updates = len(self._outputs), self._updates
             names = [*self._names, *(f"the update of {var}" for var, _ in updates)]
-            found = cut([*self._outputs, *(new for _, new in updates)], names, self._apart, self._graph.common)
+            found = cut([*self._outputs, *(new for _, new in updates)], names, self._varying, self._graph.common)
             self._is_cut = True
             if found is None:
                 return None

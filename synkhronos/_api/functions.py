@@ -116,7 +116,7 @@ class Function(Appearance):
         self._checks = Checks(graph, results, named, named_updates=named_updates)
         self._keys: dict[tuple[_graph.Graph, Variant], int] = {}
         self._session: weakref.ref[Session] | None = None
-        self._plans: KeyedCache[tuple[Call, Sequence[ArrayRef]]] = KeyedCache(_MOST_PLANS)  # by signature of the call
+        self._plans: KeyedCache[tuple[Call, Sequence[ArrayRef]]] = KeyedCache(_MOST_PLANS)  # by `CallSignature.key`
         self._n_changes = _NEVER
         functions.add(self)
         self.join(session)
@@ -306,18 +306,18 @@ class Function(Appearance):
             if session.replicas.n_changes != self._n_changes:
                 self._checks.check_variables(session, self.name, session.replicas.scattered(self.get_shared()))
                 self._n_changes = session.replicas.n_changes
-            call, sight, plan, expected, on_ranks = None, None, None, None, None
+            call, signature, plan, expected, on_ranks = None, None, None, None, None
             if self._graph.sliceable_shareds:
                 self._distributed(session, self._plain, self._graph)
                 on_ranks = tuple(rows_on_ranks(session, self._graph))
             if not (is_checked or self._graph.packed) and batch_s is None:
-                sight = make_signature(values, batch, self._scattered, on_ranks, num_slices, subset, place)
-                if sight is not None:
-                    plan = self._plans.get(sight.signature, self._n_changes)
-                    if plan is not None and (not sight.contents or session.restage(plan[1], sight.contents)):
+                signature = make_signature(values, batch, self._scattered, on_ranks, num_slices, subset, place)
+                if signature is not None:
+                    plan = self._plans.get(signature.key, self._n_changes)
+                    if plan is not None and (not signature.contents or session.restage(plan[1], signature.contents)):
                         call = plan[0]
             if call is None:
-                parsed = batch if sight is None or sight.batch is None else sight.batch
+                parsed = batch if signature is None or signature.batch is None else signature.batch
                 inputs = check_inputs(session, self._graph, self._inputs, values, parsed)
                 rows = sliceable_rows(session, self._graph, batch_s, num_slices)
                 if is_checked:
@@ -325,8 +325,8 @@ class Function(Appearance):
                 distributed = functools.partial(self._distributed, session)
                 call, refs = self._planner.plan(session, distributed, inputs, rows, num_slices, subset)
                 self._checks.check_call(call, wanted)
-                if sight is not None:
-                    self._plans.put(sight.signature, self._n_changes, (call, refs))
+                if signature is not None:
+                    self._plans.put(signature.key, self._n_changes, (call, refs))
             single = self._single and bool(self.output_modes) and subset is None
 
             def finish(results: Sequence[Any]) -> Any:

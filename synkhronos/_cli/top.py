@@ -14,7 +14,7 @@ from synkhronos._processes import SessionStatus
 _PAUSE = 0.01  # seconds between two samples; the share of waiting time is computed from the samples
 _HEAD = ("session", "rank", "pid", "doing", "waiting", "memory")
 _MEMORY = ("/memfd:synkhronos", "/dev/shm/synkhronos-")
-_OTHERS = "ranks of other machines are shown there, by the same command"
+_OTHERS = "the same command on other nodes shows their ranks"
 _NONE = "no session of this user is running on this machine"
 
 
@@ -22,7 +22,7 @@ class Found(NamedTuple):
     """A session: the process id of its controller or node leader, and its status."""
 
     pid: int
-    sight: SessionStatus
+    status: SessionStatus
 
 
 def find_sessions() -> list[Found]:
@@ -31,41 +31,41 @@ def find_sessions() -> list[Found]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if os.stat(f"/proc/{name}").st_uid == os.getuid():
-                found += [Found(int(name), sight) for sight in _boards_of(int(name))]
+                found += [Found(int(name), status) for status in _statuses_of(int(name))]
     return sorted(found, key=lambda one: one.pid)
 
 
-def _boards_of(pid: int) -> Iterator[SessionStatus]:
+def _statuses_of(pid: int) -> Iterator[SessionStatus]:
     for fd in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{fd}"
         with contextlib.suppress(OSError, ValueError):
             if os.readlink(path).startswith(_MEMORY):  # opening another kind of file might have side effects
-                sight = SessionStatus(path)
-                if sight.pids[sight.master_rank] == pid:  # other processes may have inherited the descriptor
-                    yield sight
+                status = SessionStatus(path)
+                if status.pids[status.master_rank] == pid:  # other processes may have inherited the descriptor
+                    yield status
                     return
 
 
 def measure(sessions: list[Found], seconds: float) -> list[tuple[str, ...]]:
     """Sample the state of sessions for some seconds; return the rows of the table, one for each rank."""
-    waits = [[0] * one.sight.n_ranks for one in sessions]
+    waits = [[0] * one.status.n_ranks for one in sessions]
     n_looks, end = 0, time.monotonic() + seconds
     while not n_looks or time.monotonic() < end:
         time.sleep(_PAUSE)
         n_looks += 1
-        doing = [one.sight.look() for one in sessions]
+        doing = [one.status.look() for one in sessions]
         for counts, now in zip(waits, doing):
             for rank, what in enumerate(now):
                 counts[rank] += what.startswith("waits")
     lines = []
     for one, counts, now in zip(sessions, waits, doing):
-        for rank, pid in enumerate(one.sight.pids):
-            role = "" if rank != one.sight.master_rank else " (leader)" if one.sight.first else " (master)"
+        for rank, pid in enumerate(one.status.pids):
+            role = "" if rank != one.status.master_rank else " leader" if one.status.first else " controller"
             what, n_bytes = _process(pid)
             share = f"{100 * counts[rank] / n_looks:.0f} %"
             cells = [
                 str(one.pid),
-                f"{one.sight.first + rank}{role}",
+                f"{one.status.first + rank}{role}",
                 str(pid),
                 what or now[rank],
                 "-" if what == "ended" else share,
@@ -76,7 +76,7 @@ def measure(sessions: list[Found], seconds: float) -> list[tuple[str, ...]]:
 
 def has_others(sessions: list[Found]) -> bool:
     """Return whether any of these sessions has ranks on other nodes."""
-    return any(one.sight.n_all > one.sight.n_ranks for one in sessions)
+    return any(one.status.n_all > one.status.n_ranks for one in sessions)
 
 
 def _process(pid: int) -> tuple[str, int]:

@@ -349,13 +349,13 @@ class Graph:
         return self._clones.get(variable) if self.expressions else None
 
     @property
-    def apart(self) -> list[Any]:
+    def varying(self) -> list[Any]:
         """Variables that differ between ranks or slices: scattered inputs and sliceable shared variables."""
         return [*self.input_variables[: self.n_scattered], *self.sliceable_shareds]
 
     @property
     def common(self) -> list[Any]:
-        """Variables that are computed from those of `apart`, but are equal on all ranks and in all slices: none."""
+        """Variables that are computed from those of `varying`, but are equal on all ranks and in all slices: none."""
         return []
 
     @property

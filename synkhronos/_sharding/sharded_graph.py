@@ -218,9 +218,9 @@ class ShardedGraph(Graph):
             raise ValueError(reason)
 
     @property
-    def apart(self) -> list[Any]:
+    def varying(self) -> list[Any]:
         """Inputs and variables that differ between ranks or slices, including the numbers of rows."""
-        return [*super().apart, self._given.first, self._given.local]
+        return [*super().varying, self._given.first, self._given.local]
 
     @property
     def common(self) -> list[Any]:

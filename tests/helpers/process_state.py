@@ -79,8 +79,8 @@ def wait_for_end(pids):
 
 def wait_for_a_call(pid=None):
     """Wait until a rank of the session of a process, this one unless another is named, computes."""
-    (sight,) = [one.sight for one in find_sessions() if one.pid == (pid or os.getpid())]
-    wait_for(lambda: "computes" in sight.look(), "a call")
+    (status,) = [one.status for one in find_sessions() if one.pid == (pid or os.getpid())]
+    wait_for(lambda: "computes" in status.look(), "a call")
 
 
 def worker_pids():

@@ -195,10 +195,10 @@ def test_a_leader_that_stands_still_is_named(hosts):
     assert hear(job)[1] == "ready"
     shown = hosts.inside("hostb", sys.executable, "-m", "synkhronos", "top", "--once").splitlines()
     leader = hosts.leader("hostb").pid
-    assert [str(leader), "2", "(leader)", str(leader)] in [
+    assert [str(leader), "2", "leader", str(leader)] in [
         line.split()[:4] for line in shown
     ]  # those of hosta are shown, too: one kernel
-    assert shown[-1] == "ranks of other machines are shown there, by the same command"
+    assert shown[-1] == "the same command on other nodes shows their ranks"
     since = time.monotonic()
     os.kill(leader, signal.SIGSTOP)
     when, text = hear(job)

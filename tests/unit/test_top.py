@@ -29,10 +29,10 @@ def own_session():
 def test_session_of_this_process_is_seen_with_its_ranks(synchronize, n_ranks):
     synchronize(n_ranks)
     (one,) = own_session()
-    assert one.sight.pids[0] == one.pid and sorted(one.sight.pids[1:]) == worker_pids()
-    wait_for(lambda: one.sight.look() == ["Python", *["waits for a command"] * (n_ranks - 1)], "idle ranks")
+    assert one.status.pids[0] == one.pid and sorted(one.status.pids[1:]) == worker_pids()
+    wait_for(lambda: one.status.look() == ["Python", *["waits for a command"] * (n_ranks - 1)], "idle ranks")
     lines = measure([one], 0.05)
-    assert [line[1] for line in lines] == ["0 (master)", *map(str, range(1, n_ranks))]
+    assert [line[1] for line in lines] == ["0 controller", *map(str, range(1, n_ranks))]
     assert [line[4] for line in lines] == ["0 %", *["100 %"] * (n_ranks - 1)]
     assert all(float(line[5].split()[0]) > 1 for line in lines)
 
@@ -81,7 +81,7 @@ def test_command_line_shows_a_session_whose_master_is_busy(what, master, worker)
             )
             assert (done.returncode, done.stderr) == (0, "")
             lines = [line for line in done.stdout.splitlines() if line.startswith(f"{process.pid} ")]
-            return re.search(rf"0 \(master\) +{process.pid} +{master}", lines[0]) and re.search(worker, lines[1])
+            return re.search(rf"0 controller +{process.pid} +{master}", lines[0]) and re.search(worker, lines[1])
 
         wait_for(shown, "the table")
     finally:
@@ -105,7 +105,7 @@ def test_live_view_follows_a_session_until_it_is_left():
 
         def tables():
             with contextlib.suppress(OSError):  # nothing is there, or it has ended
-                seen.append(os.read(terminal, 1 << 16).decode())
+                seen.append(os.read(terminal, 1 << 16).decode(errors="replace"))
             return len(re.findall(rf"{process.pid} .*1 .*waits for a command .*100 %", "".join(seen)))
 
         wait_for(lambda: tables() >= 2, "a second table")
@@ -129,7 +129,7 @@ def test_live_view_ends_with_the_last_session(monkeypatch, capsys, synchronize):
     looks = [own_session(), own_session(), []]
     monkeypatch.setattr(_top, "find_sessions", lambda: looks.pop(0))
     assert _top.top(once=False, seconds=0.01) == 0
-    assert "0 (master)" in capsys.readouterr().out and looks == []
+    assert "0 controller" in capsys.readouterr().out and looks == []
 
 
 def test_without_a_session_it_says_so(monkeypatch, capsys):

@@ -112,7 +112,7 @@ class Cut(NamedTuple):
 
 
 def cut(
-    expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any], common: Sequence[Any] = ()
+    expressions: Sequence[Any], names: Sequence[str], varying: Sequence[Any], common: Sequence[Any] = ()
 ) -> Cut | None:
     """Cut expressions at their collectives.
 
@@ -121,10 +121,10 @@ def cut(
     expressions : list of variables
     names : list of str
         Names of the expressions in messages.
-    apart : list of variables
+    varying : list of variables
         Variables that differ between ranks or slices.
     common : list of variables
-        Variables that are computed from those of ``apart``, but are equal on all ranks and in all slices.
+        Variables that are computed from those of ``varying``, but are equal on all ranks and in all slices.
 
     Returns
     -------
@@ -148,7 +148,7 @@ def cut(
     replace: dict[Any, Any] = {}
     for node in collectives:
         for x, op, y in zip(node.inputs, node.op.ops, node.outputs):
-            if not depends_on(x, apart, or_rank=False, but_for=common):
+            if not depends_on(x, varying, or_rank=False, but_for=common):
                 continue
             if _has_collectives(x):
                 raise ValueError(
@@ -160,7 +160,7 @@ def cut(
                 entering[x, op] = retyped(y, dtype)()
             replace[y] = Collective((op,))(entering[x, op])
     before = [
-        i for i, expression in enumerate(expressions) if depends_on(expression, apart, or_rank=False, but_for=common)
+        i for i, expression in enumerate(expressions) if depends_on(expression, varying, or_rank=False, but_for=common)
     ]
     for i in before:
         if _has_collectives(expressions[i]):
@@ -170,7 +170,7 @@ def cut(
             )
     rest = [i for i in range(len(expressions)) if i not in before]
     for one in common:
-        if depends_on(one, apart, or_rank=False):
+        if depends_on(one, varying, or_rank=False):
             replace[one] = entering[one, "max"] = one.type()
     after = clone([expressions[i] for i in rest], replace=replace, share_inputs=True)
     variables, ops = [x for x, _ in entering], [op for _, op in entering]
