@@ -61,7 +61,7 @@ def check_replicas(shared_vars: Variables | None = None) -> dict[Any, float]:
     else:
         session, variables = start("check_replicas", shared_vars)
     with session.lock, session.timeline.call("check_replicas"):
-        return session.replicas.compare(session.replicas.all() if variables is None else variables)
+        return session.replica_check.compare(session.replica_check.all() if variables is None else variables)
 
 
 def set_value(rank: int, shared_vars: Variables, values: Any, batch: Any = None) -> None:

@@ -71,7 +71,7 @@ def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> 
     with session.lock, session.timeline.call("broadcast"):
         if values is not None:
             put(session, variables, match(shared_vars, variables, values))
-            session.replicas.note_parts(variables, are_parts=False)
+            session.replica_check.note_parts(variables, are_parts=False)
             return
         session.sequencer.check_first("broadcast of the controller's values")
         direct = over_nccl(session, variables, nccl, nccl_moves)
@@ -83,7 +83,7 @@ def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> 
             workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
             put(session, rest, [_graph.host_array(var) for var in rest], ranks=workers)
         _graph.note_sent(variables)
-        session.replicas.note_parts(variables, are_parts=False)
+        session.replica_check.note_parts(variables, are_parts=False)
 
 
 def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
@@ -137,7 +137,7 @@ def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
                 raise ValueError(f"scatter: {var} is 0-dimensional; expected at least one dimension")
         with progress("scattering"):
             put(session, variables, matched, batch=batch, split=True, given=as_list(shared_vars, values))
-        session.replicas.note_parts(variables)
+        session.replica_check.note_parts(variables)
 
 
 def gather(shared_vars: Variables, nd_up: int = 1, nccl: bool = True) -> Any:
@@ -244,4 +244,4 @@ def all_gather(shared_vars: Variables, nccl: bool = True) -> None:
         rest = without(variables, direct)
         if rest:
             session.run(AllGather(session.keys(rest), tuple(on_ranks[var] for var in rest)))
-        session.replicas.note_parts(variables, are_parts=False)
+        session.replica_check.note_parts(variables, are_parts=False)

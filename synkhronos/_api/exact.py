@@ -147,7 +147,7 @@ class ExactFunction(Function):
         """
         pairs = zip(self._common, self._syncs)
         found = {var.container: var for var, sync in pairs if sync.sent is not sync.storage[0]}
-        parts, key = session.replicas.scattered(list(found.values())), session.replica.variables.key
+        parts, key = session.replica_check.scattered(list(found.values())), session.replica.variables.key
         return [var for var in found.values() if var not in parts and key(var) is not None]
 
     def _check_values(self, session: Session) -> None:
@@ -226,7 +226,7 @@ class _ExactPlanner(Planner):
         """Return the inputs with the ranks' shards changed to those of the sliceable shared variables."""
         variables = self._graph.sliceable_shareds
         for var in variables:
-            if not session.replicas.scattered([var]):
+            if not session.replica_check.scattered([var]):
                 raise ValueError(
                     f"{var} is in sliceable_shareds, but is equal on all ranks; scatter it first (synkhronos.scatter), "
                     "or build the function with shard=[...] in place of sliceable_shareds"

@@ -303,9 +303,9 @@ class Function(Appearance):
                 raise SessionError(
                     f"{self!r} was built on GPUs, and this session computes on CPU cores; build it again"
                 )
-            if session.replicas.n_changes != self._n_changes:
-                self._checks.check_variables(session, self.name, session.replicas.scattered(self.get_shared()))
-                self._n_changes = session.replicas.n_changes
+            if session.replica_check.n_changes != self._n_changes:
+                self._checks.check_variables(session, self.name, session.replica_check.scattered(self.get_shared()))
+                self._n_changes = session.replica_check.n_changes
             call, signature, plan, expected, on_ranks = None, None, None, None, None
             if self._graph.sliceable_shareds:
                 self._distributed(session, self._plain, self._graph)
@@ -381,7 +381,7 @@ class Function(Appearance):
             self._session, self._keys, self._n_changes = weakref.ref(session), {}, _NEVER
             self._plans = KeyedCache(_MOST_PLANS)
             self._key(session, self._plain, self._graph)
-            session.replicas.note_data(self._graph.sliceable_shareds)
+            session.replica_check.note_data(self._graph.sliceable_shareds)
         return True
 
     def _key(self, session: Session, variant: Variant, graph: _graph.Graph) -> int:

@@ -150,7 +150,7 @@ def all_reduce(
     with session.lock, session.timeline.call("all_reduce"):
         command = AllReduce(session.keys(variables), op, checked, bool(nccl))
         _submit(session, "all_reduce", variables, command)
-        session.replicas.note_parts(variables, are_parts=False)
+        session.replica_check.note_parts(variables, are_parts=False)
 
 
 def _run(session: Session, function: str, variables: Sequence[Any], command: Command) -> list[Any]:

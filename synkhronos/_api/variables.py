@@ -122,7 +122,8 @@ def put(
     elif given is None:
         session.submit(command, lambda results: shards.forget(variables))
     else:
-        own = [i for i, var in enumerate(variables) if split or shards.tracks(var) or session.replicas.is_data(var)]
+        is_data = session.replica_check.is_data
+        own = [i for i, var in enumerate(variables) if split or shards.tracks(var) or is_data(var)]
         arrays_again = [origin_of(given[i], values[i]) for i in own]
         digests = session.keys([variables[i] for i in own])
 

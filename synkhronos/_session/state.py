@@ -75,7 +75,7 @@ class Session:
             self.replica = start_ranks(group, segments, ended, options.profile_workers, begin, options.seed)
             self._shape_cache = ShapeCache(self.sequencer, self.replica, master_rank)
             self.shapes = self._shape_cache.of
-            self.replicas = ReplicaCheck(self.replica.variables, self.run, master_rank, options.check_replicas)
+            self.replica_check = ReplicaCheck(self.replica.variables, self.run, master_rank, options.check_replicas)
             self._functions = FunctionRegistry(self.replica, self._ledger, self._load, definitions)
             restore = self._restore if options.restart_workers else None
             self._dispatcher = Dispatcher(self._group, self.replica, self._ledger, options.timeout, restore)

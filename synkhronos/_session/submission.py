@@ -248,8 +248,8 @@ class Sequencer:
 
 def _execute(session: Session, parts: Sequence[Submission]) -> list[Sequence[Any]]:
     """Have every rank execute the parts, in one message; return for each part the results in rank order."""
-    if session.replicas.every:
-        session.replicas.see_calls([part.shared() for part in parts if part.shared is not None])
+    if session.replica_check.every:
+        session.replica_check.see_calls([part.shared() for part in parts if part.shared is not None])
     if len(parts) == 1:
         command: Command = parts[0].command
     else:

@@ -154,7 +154,7 @@ def test_drifting_replicas_are_warned_of_once(synchronize, every):
     synchronize(2, check_replicas=every)
     points = np.random.RandomState(0).randn(8, 3)
     parameters, step = drifting()
-    offset = step._session().replicas._n_calls
+    offset = step._session().replica_check._n_calls
     warned = [caught(step, points) for _ in range(7)]
     first = next(i for i in range(1, 7) if not (offset + i + 1) % every)
     assert [len(one) for one in warned] == [2 * (i == first) for i in range(7)]
