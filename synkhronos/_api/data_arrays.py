@@ -15,7 +15,7 @@ import numpy as np
 from synkhronos import _graph
 from synkhronos._backends import TITLE
 from synkhronos._memory import ArrayRef, Segment, dtype_spec, segment_of_file
-from synkhronos._session import current, settle
+from synkhronos._session import current, flush
 from synkhronos._utils.display import html_table, public_names
 from synkhronos.typing import Input
 
@@ -395,7 +395,7 @@ class Data:
         held = self._held is not None
         self._hold(None)
         if held:
-            settle()
+            flush()
 
     # -- memory
 

@@ -11,6 +11,7 @@ from synkhronos._rank.commands import (
     Command,
     Connect,
     Digest,
+    Flush,
     Follow,
     Get,
     InOrder,
@@ -20,7 +21,6 @@ from synkhronos._rank.commands import (
     Record,
     Reduce,
     RowsRef,
-    Settle,
     Shapes,
     Source,
 )

@@ -44,7 +44,7 @@ class Source(NamedTuple):
 
 @_command(KEEPS_SHAPES)
 @dataclass(frozen=True)
-class Settle:
+class Flush:
     """Do only what the envelope asks for: map new memory, and drop objects.
 
     With `trim`, each rank also releases the freed blocks that its part of the shared heap keeps for reuse.
@@ -231,5 +231,5 @@ class InOrder:
 
 
 Command = Union[
-    Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Reduce, Nccl, AllGather, Digest, Shapes, Record, InOrder
+    Flush, Bind, Connect, Load, Call, Get, Put, AllReduce, Reduce, Nccl, AllGather, Digest, Shapes, Record, InOrder
 ]

@@ -23,11 +23,11 @@ from synkhronos._rank.commands import (
     Call,
     Command,
     Connect,
+    Flush,
     Get,
     InOrder,
     Load,
     Record,
-    Settle,
     Shapes,
 )
 from synkhronos._rank.environment import ThreadLimits
@@ -81,7 +81,7 @@ class Replica:
         self._publisher = ResultPublisher(workspace, regions, group.rank, by_message=world.node > 0)
         self.read = self._publisher.read
         self._handlers: dict[type, Callable[[Any], Any]] = {
-            Settle: self._settle,
+            Flush: self._flush,
             Record: self._record,
             Bind: self._bind,
             Connect: self._connect,
@@ -148,7 +148,7 @@ class Replica:
             self.completed += 1
         return results
 
-    def _settle(self, command: Settle) -> None:
+    def _flush(self, command: Flush) -> None:
         if command.trim:
             self.regions.trim()
 

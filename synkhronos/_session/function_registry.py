@@ -67,7 +67,7 @@ class FunctionRegistry:
         if self._distributing or not self._ended.waiting:  # never send a function after the entry that drops it
             return
         for key in self._ended.take():
-            self._settled(key)
+            self._forget_pending(key)
             self._ledger.functions.append(key)
 
     def distribute(self, keys: Sequence[int] | None = None, variable: Any = None) -> None:
@@ -165,7 +165,7 @@ class FunctionRegistry:
             sum(buffer.nbytes for buffer in bundle.buffers),
             ", ".join(map(str, bundle.new.values())) or "none",
         )
-        self._settled(key)
+        self._forget_pending(key)
         return None
 
     def distribute_variables(self, variables: Sequence[Any]) -> None:
@@ -185,7 +185,7 @@ class FunctionRegistry:
                 self._replica.variables.put(new, var)
             self._replica.move_to_heap(list(bundle.new.values()))
 
-    def _settled(self, key: int) -> None:
+    def _forget_pending(self, key: int) -> None:
         """Remove the function ``key`` from the pending functions."""
         self._pending.pop(key, None)
         self._failed.discard(key)

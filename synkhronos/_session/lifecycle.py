@@ -360,8 +360,8 @@ def distribute() -> None:
     current("distribute").distribute()
 
 
-def settle() -> None:
+def flush() -> None:
     """Have every rank free dropped memory now, if there is a usable session."""
     session = held()
     if session is not None and not session.broken:
-        session.settle()
+        session.flush()

@@ -20,7 +20,7 @@ from synkhronos import _backends, _graph
 from synkhronos._memory import ArrayRef, Segment, SegmentTable
 from synkhronos._multinode import MultiNodeGroup, Nodes, Options
 from synkhronos._processes import TRANSFERS, ProcessGroup, kind_of
-from synkhronos._rank import Command, Encoder, Envelope, Load, Release, Settle, start_ranks
+from synkhronos._rank import Command, Encoder, Envelope, Flush, Load, Release, start_ranks
 from synkhronos._session.devices import connect_gpus, take_gpus
 from synkhronos._session.dispatch import Dispatcher, RankGroup, State
 from synkhronos._session.function_registry import FunctionRegistry
@@ -87,7 +87,7 @@ class Session:
             self.lock = self._dispatcher.lock
             self.check_usable = self._dispatcher.check_usable
             self.in_a_call: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
-            self.settle()  # raises unless every worker has started
+            self.flush()  # raises unless every worker has started
             if self.on_gpu:
                 names = devices if nodes is None else nodes.names
                 take_gpus(names, self.run)
@@ -147,7 +147,7 @@ class Session:
         """
         place = self.sequencer.place
         if place and self._ledger.is_full:
-            self.settle()
+            self.flush()
         before = self.timeline.switch(TRANSFERS)
         refs = self._stage(items, place)
         self.timeline.switch(before)
@@ -179,7 +179,7 @@ class Session:
         with self.lock:
             self._ledger.share(segment, content)
             if self._ledger.is_full:
-                self.settle()
+                self.flush()
 
     def report(self) -> tuple[list[int], list[tuple[int, int, int]]]:
         """Return, by rank, how far its clock is ahead of the controller's (ns), and its heap's `native.Heap.counts`."""
@@ -194,15 +194,15 @@ class Session:
         """Bytes of the controller's memory that have been sent to other nodes."""
         return self._group.n_shipped
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Send all entries of the ledger now: workers map new memory, and unmap dropped memory."""
-        self.issue(Settle())
+        self.issue(Flush())
 
     def _make_room(self, collect: bool) -> None:
         """Have every rank free dropped memory and cached blocks, because memory is short."""
         if collect:
             collect_garbage()
-        self.issue(Settle(trim=True))
+        self.issue(Flush(trim=True))
 
     # -- functions
 

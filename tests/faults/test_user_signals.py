@@ -304,7 +304,7 @@ def test_a_command_within_a_command_is_refused_and_the_session_goes_on(faulty, h
     """Past the check of the public functions, as from a finalizer: the dispatcher itself must refuse it."""
     f, fault = faulty
     synk.set_value(1, fault, SLEEP)
-    handled(signal.SIGALRM, lambda *some: held().settle())
+    handled(signal.SIGALRM, lambda *some: held().flush())
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     with pytest.raises(synk.SessionError, match="this call interrupts another one"):
         f(np.ones(6))

@@ -6,7 +6,7 @@ import pytest
 from synkhronos._memory import ArrayRef, SegmentTable
 from synkhronos._multinode.shipping import BLOCK, PIECE, Shipment, Shipping, put
 from synkhronos._processes import World
-from synkhronos._rank import Call, InOrder, Put, Settle, Source
+from synkhronos._rank import Call, Flush, InOrder, Put, Source
 from synkhronos._rank.results import RowViews
 from synkhronos._utils.rendezvous import count_launched
 from synkhronos._utils.rows import Rows, shares
@@ -62,7 +62,7 @@ def test_the_rows_that_ranks_read_are_there(kind, n):
     source = Source(refs["data"], chosen, int(kind == "columns"))
     parts = tuple(shares(n, WORLD.n_ranks))
     starts = refs["starts"] if kind == "starts" else None
-    command = InOrder((Settle(), call(source, parts, starts=starts)))
+    command = InOrder((Flush(), call(source, parts, starts=starts)))
     shipping, ours = Shipping(table, WORLD), RowViews(table)
     for node in (1, 2):
         there = Machine()
