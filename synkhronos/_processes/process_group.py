@@ -329,9 +329,12 @@ class ProcessGroup:
         SessionError
             If the session was closed while this call waited.
         """
-        self.timeline.rest(self._number)
+        timeline = self.timeline
+        if timeline.on:
+            timeline.rest(self._number)
         self.signals.wait(ANSWERED, self._number, self.check_workers)
-        self.timeline.resume(self._number, CONTROL)
+        if timeline.on:
+            timeline.resume(self._number, CONTROL)
         answers: list[bytes | None] = [None] * self.n_ranks
         for rank, member in list(self._members.items()):
             box = self._answers[rank]
@@ -455,8 +458,9 @@ class ProcessGroup:
     def receive(self) -> bytes:
         """Wait for the controller's next message, and return it."""
         self.signals.wait(SENT, self._number + 1, self.check_master)
-        self.timeline.resume(self._number, OUTSIDE)
-        self.timeline.begin()
+        if self.timeline.on:
+            self.timeline.resume(self._number, OUTSIDE)
+            self.timeline.begin()
         self._number += 1
         self.barrier.restart(self._number)
         return self._mailbox.get(self.channel)
@@ -464,8 +468,9 @@ class ProcessGroup:
     def answer(self, message: bytes) -> None:
         """Send the controller the answer to the last message."""
         self._answers[self.signals.rank].put(message, self.channel.give)
-        self.timeline.end()
-        self.timeline.rest(self._number)
+        if self.timeline.on:
+            self.timeline.end()
+            self.timeline.rest(self._number)
         self.signals.post(ANSWERED, self._number)
 
     # -- controller and worker

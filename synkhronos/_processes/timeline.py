@@ -1,8 +1,9 @@
 """Record how a rank spends its time, by category, for profiles and traces.
 
 A rank is in exactly one category at any moment, so the times of all categories add up to the elapsed time. A `Timeline`
-is off until it is started; until then each change of category costs one attribute test. While it is on, it adds up the
-nanoseconds of each category. On request it also keeps the times of the last changes, for a trace.
+is off until it is started; until then each change of category costs one attribute test. Code that each command runs
+makes this test itself, because a method call takes longer. While it is on, it adds up the nanoseconds of each category.
+On request it also keeps the times of the last changes, for a trace.
 
 Each rank writes to shared memory the time at which it finished a command. When a rank waits for the next command, it
 can therefore split its wait: the part until the slowest rank had finished counts as straggling.

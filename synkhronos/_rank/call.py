@@ -243,10 +243,11 @@ class Caller:
         n_scattered, starts = command.n_scattered, command.starts
         scattered = [(source, (command.function, i)) for i, source in enumerate(command.inputs[:n_scattered])]
         replicated = [source.array for source in command.inputs[n_scattered:]]
-        view, take, switch = self._segments.view, self._row_views.take, self._timeline.switch
+        view, take, timeline = self._segments.view, self._row_views.take, self._timeline
 
         def run(part: Rows, sliced: Selection | None) -> list[Any]:
-            switch(SHUFFLE)
+            if timeline.on:
+                timeline.switch(SHUFFLE)
             if starts is None:
                 values = [take(source, part, key) for source, key in scattered]
             else:
@@ -258,7 +259,8 @@ class Caller:
                 values += _numbers(command, part)
             if sliced is not None:
                 values += map(np.asarray, sliced.bounds) if isinstance(sliced, Rows) else (sliced,)
-            switch(FUNCTION)
+            if timeline.on:
+                timeline.switch(FUNCTION)
             return runner(values)
 
         return run

@@ -128,7 +128,8 @@ class Replica:
         kind, timeline = type(command), self._timeline
         if timeline.tracing:
             timeline.name(self.describe(command))
-        timeline.switch(COLLECTIVES if kind in self._exchange.handlers and kind is not Shapes else CONTROL)
+        if timeline.on:
+            timeline.switch(COLLECTIVES if kind in self._exchange.handlers and kind is not Shapes else CONTROL)
         try:
             result = self._handlers[kind](command)
             if self.is_master or result is None or kind not in (Call, Get):
@@ -136,7 +137,8 @@ class Replica:
             timeline.switch(TRANSFERS)
             return self._publisher.publish(result)
         finally:
-            timeline.switch(CONTROL)
+            if timeline.on:
+                timeline.switch(CONTROL)
 
     def _in_order(self, command: InOrder) -> list[Any]:
         results = []

@@ -43,7 +43,7 @@ class ShapeCache:
     def __init__(self, sequencer: Sequencer, replica: _rank.Replica, master_rank: int) -> None:
         self._sequencer, self._replica, self._master_rank = sequencer, replica, master_rank
         self._shapes: KeyedCache[list[list[tuple[int, ...]]]] = KeyedCache(_MOST_SLOTS)  # by the keys of the variables
-        self._has_shapes = False  # whether shapes were ever cached
+        self.is_used = False  # whether shapes were ever asked for; else `see` need not be called
         self._n_changes = 0  # of all variables
         self._changes: Counter[int] = Counter()  # by a variable's key: calls that may have changed its shape
         self._updated: KeyedCache[set[Any]] = KeyedCache(_MOST_SLOTS)  # keys of variables, by function and call
@@ -54,13 +54,11 @@ class ShapeCache:
         keys = self._replica.variables.keys_of(variables)
         own = [_graph.get_array(variable).shape for variable in variables]
         version = self._n_changes, [self._changes[key] for key in keys], own
-        shapes, self._has_shapes = self._shapes.get(keys, version), True
+        shapes, self.is_used = self._shapes.get(keys, version), True
         return self._shapes.put(keys, version, self._sequencer.run(_rank.Shapes(keys))) if shapes is None else shapes
 
     def see(self, command: _rank.Command) -> None:
         """Record which shapes a command may change."""
-        if not self._has_shapes:
-            return
         for part in command.parts if isinstance(command, _rank.InOrder) else (command,):
             if isinstance(part, _rank.Call):
                 updated = self._updated.get(part.function, part)

@@ -124,7 +124,8 @@ class Session:
         """
         with self.lock:
             self._functions.forget_ended()
-            self._shape_cache.see(command)
+            if self._shape_cache.is_used:
+                self._shape_cache.see(command)
             return self._send(command)
 
     # -- shared variables
