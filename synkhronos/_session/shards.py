@@ -54,7 +54,8 @@ class ShapeCache:
         keys = self._replica.variables.keys_of(variables)
         own = [_graph.get_array(variable).shape for variable in variables]
         version = self._n_changes, [self._changes[key] for key in keys], own
-        shapes, self.is_used = self._shapes.get(keys, version), True
+        self.is_used = True
+        shapes = self._shapes.get(keys, version)
         return self._shapes.put(keys, version, self._sequencer.run(_rank.Shapes(keys))) if shapes is None else shapes
 
     def see(self, command: _rank.Command) -> None:
