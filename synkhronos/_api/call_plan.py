@@ -48,15 +48,16 @@ class BatchRows(NamedTuple):
         if batch is not None and not scattered:
             raise ValueError("got batch for a function without scattered inputs; leave it out")
         by_length: dict[int, Selection] = {}
-        found: list[Selection] = []
+        found = []
         for value, one in zip(values, scattered):
             length = value.shape[one.axis]
             if batch is not None and isinstance(value, Data) and value.minibatch:
                 found.append(shift(batch, length, f"input {one.name}: batch"))
-            else:
-                if length not in by_length:
-                    by_length[length] = select(batch, length)
-                found.append(by_length[length])
+                continue
+            rows = by_length.get(length)
+            if rows is None:
+                rows = by_length[length] = select(batch, length)
+            found.append(rows)
         return cls(tuple(found), isinstance(batch, slice))
 
 
@@ -115,16 +116,19 @@ def make_signature(
         let_interrupts_pass(error)
         return None
     lists: list[np.ndarray] = []
-    starts = [0] * len(scattered)
+    starts = []
     moves = False
-    for i, rows in enumerate(chosen.rows):
-        key.append(len(rows))
+    for rows in chosen.rows:
         if isinstance(rows, Rows):
-            starts[i], moves = rows.start, chosen.is_slice
-        else:
-            if not any(rows is other for other in lists):
-                lists.append(rows)
-            key.append(("list", next(place for place, other in enumerate(lists) if rows is other)))
+            key.append(rows.stop - rows.start)
+            starts.append(rows.start)
+            moves = chosen.is_slice
+            continue
+        place = next((i for i, other in enumerate(lists) if rows is other), len(lists))
+        if place == len(lists):
+            lists.append(rows)
+        key.append((place, len(rows)))
+        starts.append(0)
     contents = [*lists, *contents]
     if moves:
         contents.append(np.array(starts, np.int64))
