@@ -86,6 +86,8 @@ class Session:
                 self._send = self.shards.issue
             self.lock = self._dispatcher.lock
             self.check_usable = self._dispatcher.check_usable
+            # `threading.Condition` uses this method of RLock, too. A count of this package's own would be wrong if a
+            # signal handler raised an exception between taking the lock and counting.
             self.in_a_call: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
             self.flush()  # raises unless every worker has started
             if self.on_gpu:
