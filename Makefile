@@ -104,6 +104,7 @@ busy: $(VENV)/with-test
 	$(BIN)/python tests/helpers/busy_rounds.py $(VENV)/busy $(SECONDS)
 
 # In environments of their own, whose interpreters start coverage in every process. Measured tests take longer.
+# docs/tabulate_engines.py makes its table from the environments' reports.
 MEASURED := $(VENV)-coverage $(VENV)-coverage-pytensor
 coverage: export COVERAGE_FILE = $(abspath $(VENV)-coverage)/data
 coverage:
@@ -111,7 +112,8 @@ coverage:
 	@$(MAKE) --no-print-directory VENV=$(word 2,$(MEASURED)) PYTHON="$(NEWER)" $(word 2,$(MEASURED))/with-coverage
 	$(VENV)-coverage/bin/python -m coverage erase
 	status=0; for one in $(MEASURED); do \
-	    $$one/bin/python -m coverage run -m pytest -n 3 --dist loadfile --no-loadscope-reorder --timeout 900 $(ARGS) || status=1; \
+	    SYNKHRONOS_TEST_REPORT=$$one/report.json $$one/bin/python -m coverage run -m pytest -n 3 --dist loadfile \
+	        --no-loadscope-reorder --timeout 900 $(ARGS) || status=1; \
 	done; \
 	$(VENV)-coverage/bin/python -m coverage combine -q && $(VENV)-coverage/bin/python tests/helpers/line_coverage.py && exit $$status
 
