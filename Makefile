@@ -9,7 +9,7 @@
 # make exact-programs  compare random exact functions with the serial programs   (N=10000, SEED=5)
 # make fuzz-sharding   compare all generated graphs of each sharding rule with the serial ones   (SHARE=0.1)
 # make soak            work for an hour with random faults, and write docs/soak.md   (SECONDS=60, ARGS="--episode 7")
-# make busy            run the tests for hours while all cores are busy; continue an interrupted run   (SECONDS=600)
+# make busy            run the tests for hours while all cores are busy; continue an interrupted run   (SECONDS=600 JOBS=3)
 # make coverage        run all tests on Theano and on PyTensor, and print which lines and branches they reach
 # make bench           compare with Theano, PyTorch and MPICH, and write docs/benchmarks.md   (ARGS="cnn mlp")
 # make bench-pytensor  the same on PyTensor, compared with PyTensor and PyMC alone
@@ -100,8 +100,9 @@ soak: $(VENV)/with-test
 
 # Results are kept in the environment's folder; `rm -r .venv/busy` begins again.
 busy: SECONDS = inf
+busy: JOBS = 1
 busy: $(VENV)/with-test
-	$(BIN)/python tests/helpers/busy_rounds.py $(VENV)/busy $(SECONDS)
+	$(BIN)/python tests/helpers/busy_rounds.py $(VENV)/busy $(SECONDS) $(JOBS)
 
 # In environments of their own, whose interpreters start coverage in every process. Measured tests take longer.
 # docs/tabulate_engines.py makes its table from the environments' reports.

@@ -3,12 +3,14 @@
 Three rounds run all modules, seven more those of `REPEATED`. The results are lines of a file, so that a run that was
 interrupted continues with the next module:
 
-    python tests/helpers/busy_rounds.py FOLDER [SECONDS]
+    python tests/helpers/busy_rounds.py FOLDER [SECONDS [JOBS]]
 
 The folder gets ``results.jsonl``, and the output of each module that failed; remove it to begin again. No module begins
-after SECONDS. The exit status is 0 if all rounds have passed, 1 if a test failed, and 3 if modules are left.
+after SECONDS. JOBS modules run at the same time. The exit status is 0 if all rounds have passed, 1 if a test failed,
+and 3 if modules are left.
 """
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -22,6 +24,8 @@ REPEATED = ("faults", "nodes", "sessions")
 ROUNDS, ROUNDS_OF_REPEATED = 3, 10
 #: Seconds for one test, and for one module.
 TEST_LIMIT, MODULE_LIMIT = 900, 7200
+#: Exit statuses of pytest: no test failed; the module has no tests on this backend.
+PASSED = (0, 5)
 
 _OCCUPY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(10**6): pass"
 
@@ -58,28 +62,32 @@ def run(module):
     return done.returncode, done.stdout
 
 
-def main(folder, seconds="inf"):
+def main(folder, seconds="inf", jobs="1"):
     end = time.monotonic() + float(seconds)
     folder = Path(folder)
     folder.mkdir(exist_ok=True)
     results = folder / "results.jsonl"
     lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     finished = {(line["round"], line["module"]): line for line in lines}
-    with busy_cores(), results.open("a") as file:
-        for number, module in planned():
-            if (number, module) in finished or time.monotonic() > end:
-                continue
-            began = time.monotonic()
-            status, output = run(module)
-            failed = status not in (0, 5)  # 5: the module has no tests on this backend
-            if failed:
-                (folder / f"{number}-{Path(module).stem}.log").write_text(output)
-            line = {"round": number, "module": module, "status": status, "seconds": round(time.monotonic() - began)}
+    left = [pair for pair in planned() if pair not in finished]
+
+    def record(number, module):
+        if time.monotonic() > end:
+            return
+        began = time.monotonic()
+        status, output = run(module)
+        failed = status not in PASSED
+        if failed:
+            (folder / f"{number}-{Path(module).stem}.log").write_text(output)
+        line = {"round": number, "module": module, "status": status, "seconds": round(time.monotonic() - began)}
+        with results.open("a") as file:
             file.write(json.dumps(line) + "\n")
-            file.flush()
-            finished[number, module] = line
-            print(f"round {number}: {module} {'FAILED' if failed else 'passed'} in {line['seconds']} s", flush=True)
-    failures = [f"round {n}: {module}" for (n, module), line in finished.items() if line["status"] not in (0, 5)]
+        finished[number, module] = line
+        print(f"round {number}: {module} {'FAILED' if failed else 'passed'} in {line['seconds']} s", flush=True)
+
+    with busy_cores(), concurrent.futures.ThreadPoolExecutor(int(jobs)) as pool:
+        list(pool.map(record, *zip(*left)))
+    failures = [f"round {n}: {module}" for (n, module), line in finished.items() if line["status"] not in PASSED]
     left = [pair for pair in planned() if pair not in finished]
     print(f"{len(finished)} modules ran, {len(left)} are left, {len(failures)} failed", *failures, sep="\n")
     return 1 if failures else 3 if left else 0
