@@ -1,11 +1,12 @@
 """A training step of the MNIST demo's CNN.
 
-Two convolutions of 32 filters of 5×5, each with max pooling, dense layers of 256 and 10 (160,362 parameters); 500
-random images for each step in all, float32, drawn in random order from an array in memory; Nesterov momentum; the loss
-is read after each step. The step of two ranks has the all-reduce of the gradients in it. Plain Theano uses Lasagne's
-update rule, in one function; PyTorch uses DistributedDataParallel over gloo with one thread in each of two processes.
-One rank is timed with the region in which arrays lie, and with the C library's memory, as where no region can be had.
-What bounds a step of two ranks is the products of matrices in it.
+The network has two convolutions of 32 filters of 5×5, each with max pooling, and dense layers of 256 and 10 units
+(160,362 parameters). A step has 500 random images in all, float32, drawn in random order from an array in memory. The
+update rule is Nesterov momentum, and the loss is read after each step. The step of two ranks includes the all-reduce of
+the gradients. Plain Theano uses Lasagne's update rule, in one function. PyTorch uses DistributedDataParallel over gloo,
+with one thread in each of two processes. One rank is timed with arrays in the shared heap, and with arrays from the C
+library's allocator, which is used if no shared heap can be mapped. The bound of two ranks is the step's matrix
+products.
 """
 
 from benchmarks import limits, training
@@ -15,11 +16,11 @@ from benchmarks.samples import ratio
 
 
 def measure(result: Result, rounds: int = 8, steps: int = 3) -> None:
-    """Measure; `steps` are those of one round."""
+    """Measure training steps; a round has `steps` of each contestant."""
     one, ranks = training.theano("cnn"), training.synkhronos("cnn")
     torch, ddp = training.torch("cnn", 1), training.torch("cnn", 2)
     more = training.theano_on_all_cores("cnn")
-    single, without = training.synkhronos("cnn", 1), training.synkhronos("cnn", 1, regions=False)
+    single, without = training.synkhronos("cnn", 1), training.synkhronos("cnn", 1, heap=False)
     with Contest([one, *more, torch, ddp, single, without, ranks], aside=[limits.LIMITS]) as contest:
         training.check_networks(contest.facts)
         samples = contest.run(rounds, {**contest.alike(batch=500, steps=steps), **limits.turns("product")})

@@ -1,4 +1,4 @@
-"""List of all figures, and the measurement of one."""
+"""List of all figures, and the function that measures one of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.results import Result
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 RAW = ROOT / "benchmarks" / "raw"
-#: In the order of the page: the module of each figure, and what its ``measure`` is called with.
+#: Module of each figure and arguments of the module's ``measure``, in the order of the page.
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "cnn": ("cnn", {}),
     "mlp": ("mlp", {}),
@@ -40,16 +40,17 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def of_this_engine() -> list[str]:
-    """Name the figures of the engine that is installed."""
+def of_this_backend() -> list[str]:
+    """Return the names of the figures of the installed backend."""
     on_pytensor = find_module("pytensor")
     return [name for name in FIGURES if name.startswith("pytensor") == on_pytensor]
 
 
 def measure(name: str, page: Path, raw: Path = RAW, **options: Any) -> Result:
-    """Measure one figure, print its rows, save its result and picture next to the page, and its raw data in `raw`.
+    """Measure one figure, print its rows, and save it.
 
-    Where a contestant fails, the figure is saved as failed, and its earlier result is lost.
+    The result and the picture are saved next to the page, and the raw data in `raw`. If a contestant fails, the figure
+    is saved as failed, in place of its earlier result.
     """
     module = importlib.import_module(name)
     use_cores(None if getattr(module, "ALL_CORES", False) else CORES)

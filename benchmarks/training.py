@@ -1,4 +1,4 @@
-"""The contestants that train: Theano alone, Synkhronos, and PyTorch with DistributedDataParallel."""
+"""Contestants that train networks: plain Theano, Synkhronos, and PyTorch with DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.harness import CORES
 from benchmarks.processes import Contestant, ContestantFailed
 
 ROWS = {"cnn": 4000, "mlp": 4000, "resnet": 256}  # images in memory, from which minibatches are drawn
-#: Multiplications of each layer's output, for each image.
+#: Multiplications that compute each layer's output for one image.
 PRODUCTS = {
     "cnn": (24 * 24 * 32 * 25, 8 * 8 * 32 * 25 * 32, 512 * 256, 256 * 10),
     "mlp": (784 * 800, 800 * 800, 800 * 10),
@@ -17,7 +17,7 @@ PRODUCTS = {
 
 
 def theano(model: str, threads: int = 1, openmp: bool = False, rows: int = 0) -> Contestant:
-    """Plain Theano with a number of threads for BLAS, and for Theano's own loops too if OpenMP is on."""
+    """Return a contestant for plain Theano; `threads` are those of BLAS and, if `openmp`, of Theano's loops."""
     name = f"Theano, {threads} thread{'s' if threads > 1 else ''}{' (OpenMP)' if openmp else ''}"
     flags = {"THEANO_FLAGS": f"openmp={openmp}"}
     arguments = {"model": model, "n": rows or ROWS[model]}
@@ -27,25 +27,25 @@ def theano(model: str, threads: int = 1, openmp: bool = False, rows: int = 0) ->
 
 
 def theano_on_all_cores(model: str) -> list[Contestant]:
-    """Plain Theano with as many threads as cores, with OpenMP and without."""
+    """Return contestants for plain Theano with one thread for each core, without OpenMP and with it."""
     return [theano(model, CORES), theano(model, CORES, openmp=True)]
 
 
 def operations(model: str) -> float:
-    """Give the floating-point operations of a training step's matrix products, for each image.
+    """Return the floating-point operations of a training step's matrix products, for each image.
 
-    Each layer has three products in all: the output's, the weights' gradient's, and the input's gradient's, which the
-    first layer leaves out.
+    Each layer has three products of equal cost: for its output, for the gradient of its weights, and for the gradient
+    of its input. The first layer does not compute the last one.
     """
     first, *others = PRODUCTS[model]
     return 2 * (2 * first + 3 * sum(others))
 
 
-def synkhronos(model: str, ranks: int = CORES, rows: int = 0, regions: bool = True) -> Contestant:
-    """Synkhronos on a number of ranks, with regions or as where there are none."""
-    arguments = {"model": model, "n": rows or ROWS[model], "ranks": ranks, "regions": regions}
+def synkhronos(model: str, ranks: int = CORES, rows: int = 0, heap: bool = True) -> Contestant:
+    """Return a contestant for Synkhronos on a number of ranks, with a shared heap or without."""
+    arguments = {"model": model, "n": rows or ROWS[model], "ranks": ranks, "heap": heap}
     return Contestant(
-        f"Synkhronos, {ranks} rank{'s' if ranks > 1 else ''}{'' if regions else ', without regions'}",
+        f"Synkhronos, {ranks} rank{'s' if ranks > 1 else ''}{'' if heap else ', without regions'}",
         "benchmarks.contestants.train_synkhronos",
         arguments,
         needs=needs(model),
@@ -53,16 +53,17 @@ def synkhronos(model: str, ranks: int = CORES, rows: int = 0, regions: bool = Tr
 
 
 def torch(model: str, processes: int) -> Contestant:
-    """PyTorch with one thread in each process; several use DistributedDataParallel over gloo."""
+    """Return a contestant for PyTorch, one thread in each process; several use DistributedDataParallel over gloo."""
     arguments = {"model": model, "n": ROWS[model]}
     name = f"PyTorch DDP, {processes} processes" if processes > 1 else "PyTorch, 1 thread"
     return Contestant(name, "benchmarks.contestants.train_torch", arguments, processes, needs=("torch",), peer=True)
 
 
 def theano_with_old_blas(model: str) -> Contestant:
-    """Plain Theano with the BLAS in SciPy's wheel, as it works on a processor that is newer than this OpenBLAS.
+    """Return a contestant for plain Theano with the BLAS of SciPy's wheel, as it runs on unknown processors.
 
-    It falls back to kernels of 128 bits there, which are asked for here, so that each processor shows it.
+    On a processor that is newer than it, this OpenBLAS falls back to kernels of 128 bits. The contestant requests these
+    kernels on each processor.
     """
     environment = {"SYNKHRONOS_BLAS": "scipy", "OPENBLAS_CORETYPE": "Prescott"}
     plain = theano(model)
@@ -70,17 +71,18 @@ def theano_with_old_blas(model: str) -> Contestant:
 
 
 def needs(model: str) -> tuple[str, ...]:
-    """Give what the demos' networks need."""
+    """Return the packages that a network requires."""
     return ("lasagne", "demos.resnet.models") if model == "resnet" else ("lasagne",)
 
 
 def check_networks(facts: dict[str, dict[str, Any]]) -> None:
-    """Check that the contestants train networks of one size.
+    """Check that the contestants train networks of the same size.
 
     Raises
     ------
     ContestantFailed
+        If the numbers of parameters differ.
     """
     sizes = {name: fact["parameters"] for name, fact in facts.items() if "parameters" in fact}
     if len(set(sizes.values())) > 1:
-        raise ContestantFailed(f"not the same network: {sizes} parameters")
+        raise ContestantFailed(f"got networks of different sizes, expected equal numbers of parameters: {sizes}")

@@ -1,4 +1,4 @@
-"""Training steps on all ranks, as the demos make them: `synkhronos.extensions.train`, data in shared memory."""
+"""Training steps on all ranks as in the demos: `synkhronos.extensions.train`, with data in shared memory."""
 
 import contextlib
 import os
@@ -13,17 +13,17 @@ from benchmarks.contestants._serve import compete, timed
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function
 
-ROOM = 128 << 20  # bytes of addresses that are left; a quarter of this is too little for a region
+ROOM = 128 << 20  # bytes of address space that remain; a quarter of this is too little for a shared heap
 INSTRUMENTS = {"neither": contextlib.nullcontext, "profile": synk.profile, "trace": lambda: synk.trace(os.devnull)}
 
 
-def make(model, n, ranks, regions=True, **options):
-    """Fork, with options of `synk.fork`, build the network and write `n` rows of data to shared memory.
+def make(model, n, ranks, heap=True, **options):
+    """Fork with options of `synk.fork`, build the network, and write `n` rows of data to shared memory.
 
-    Without regions: a limit on addresses, while they would be mapped, leaves too few for them.
+    Without `heap`, the address space is limited during `fork`, so that no shared heap can be mapped.
     """
     addresses = resource.getrlimit(resource.RLIMIT_AS)
-    if not regions:
+    if not heap:
         resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + ROOM, addresses[1]))
     synk.fork(ranks, **options)
     resource.setrlimit(resource.RLIMIT_AS, addresses)
@@ -39,7 +39,7 @@ def make(model, n, ranks, regions=True, **options):
             rows = batches.next(batch, shuffle)
             if all_reduce:
                 float(train(x, y, batch=rows))
-            else:  # each rank goes its own way
+            else:  # each rank trains its own network
                 float(train.gradient(x, y, batch=rows))
                 train.update()
 
