@@ -1,10 +1,11 @@
 """All-reduce of float32 over two ranks.
 
-The sum of one array of each rank, in place; Synkhronos's average, too. MPICH's Allreduce is called through mpi4py,
-gloo's through PyTorch, DeepSpeed's, which is in shared memory, through its function for inference, each in two
-processes after a barrier that is not timed; the slower process's time counts. A call of Synkhronos is timed in the
-master and has the command to the workers in it. What bounds it is a flag that goes there and back, and memory, where
-the arrays are larger than caches: each is read once and written once, as fast as two processes add arrays of 100 MB.
+One array of each rank is summed in place; Synkhronos also computes the average. MPICH's Allreduce is called through
+mpi4py, gloo's through PyTorch, and DeepSpeed's, which uses shared memory, through its function for inference. Each of
+them runs in two processes. A barrier, which is not timed, precedes each call, and the time of the slower process
+counts. A call of Synkhronos is timed on the controller, and includes the command to the workers. There are two bounds:
+a flag that is passed back and forth, and, for arrays larger than the caches, the memory bandwidth. For the latter, each
+array is read once and written once, at the speed at which two processes add arrays of 100 MB.
 """
 
 import os
@@ -21,13 +22,13 @@ SIZES = {"10 thousand": (10_000, 500), "1 million": (1_000_000, 50), "25.6 milli
 
 
 def measure(result: Result, rounds: int = 15) -> None:
-    """Measure."""
+    """Measure all-reduces of each size."""
     ranks = Contestant("Synkhronos, 2 ranks", "benchmarks.contestants.all_reduce_synkhronos", {"ranks": CORES})
     two = {"processes": CORES, "peer": True}
     mpich = Contestant("MPICH", "benchmarks.contestants.all_reduce_mpi", needs=("mpi4py", "mpich"), mpi=True, **two)
     gloo = Contestant("gloo", "benchmarks.contestants.all_reduce_gloo", needs=("torch",), **two)
     module = "benchmarks.contestants.all_reduce_deepspeed"
-    # It shares memory if all ranks are said to be local; the port is in that memory's name.
+    # DeepSpeed uses shared memory if LOCAL_SIZE is the number of ranks; the memory's name contains the port.
     local = {"LOCAL_SIZE": str(CORES), "MASTER_PORT": str(os.getpid()), "DS_ACCELERATOR": "cpu"}
     deepspeed = Contestant("DeepSpeed", module, needs=("torch", "deepspeed"), environment=local, **two)
     samples = {}

@@ -1,10 +1,11 @@
 """The overhead of a call.
 
-A function of trivial cost, the mean of the products of two vectors of 64 numbers, both scattered, its output averaged
-over the ranks: the time of a call above that of the same function in Theano alone. The inputs are `synk.data`. Calls
-either come 3 ms apart, in which the master sleeps, or follow one another at once, 1,000 in a row; of these the first
-hundred take up to twice as long as the rest. Eight ranks share two cores: each core gives four ranks their turns, so
-the overhead is divided by four. What bounds two ranks is a flag in shared memory that goes there and back.
+The function is trivial: the mean of the products of two vectors of 64 numbers. Both vectors are scattered, and the
+output is averaged over the ranks. The overhead is the time of a call minus that of the same function in plain Theano.
+The inputs are `synk.data`. Calls are either 3 ms apart, while the controller sleeps, or in quick succession, 1,000 in a
+row. The first hundred of these take up to twice as long as the rest. Eight ranks share two cores: each core runs four
+ranks in turn, so their overhead is divided by four. The bound of two ranks is a flag in shared memory that is passed
+back and forth.
 """
 
 from benchmarks import limits
@@ -19,7 +20,7 @@ CASES = {"apart": ("calls 3 ms apart", PAUSE, 100), "succession": ("calls in qui
 
 
 def measure(result: Result, rounds: int = 12, apart: int = 150, succession: int = 1000) -> None:
-    """Measure so many calls of each kind in a round."""
+    """Measure calls; a round has `apart` calls 3 ms apart, and `succession` calls in quick succession."""
     calls = {"apart": apart, "succession": succession}
     alone = Contestant("Theano", "benchmarks.contestants.call", {"ranks": 0, "kind": "numpy"})
     two = Contestant("Synkhronos, 2 ranks", "benchmarks.contestants.call", {"ranks": CORES, "kind": "data"})

@@ -1,10 +1,10 @@
 """Exact functions.
 
-Training steps of the demos' MLP and CNN, 500 images for each step, drawn at random, on two ranks: as an exact function
-with Lasagne's Nesterov momentum, and as `make_train_function` makes them, with one flat gradient. Then as an exact
-function with batch normalisation over the whole minibatch, in each layer but the last, against PyTorch's DDP without
-it, whose `SyncBatchNorm` is for GPUs. Compile times of the CNN with batch normalisation are those of new processes,
-with a compile cache that is empty, or has all.
+Training steps of the demos' MLP and CNN run on two ranks, with 500 images in each step, drawn at random. They are
+computed by an exact function with Lasagne's Nesterov momentum, and by `make_train_function`, with one flat gradient. An
+exact function with batch normalisation over the full minibatch, in each layer but the last, is compared with PyTorch's
+DDP without batch normalisation, because PyTorch's `SyncBatchNorm` requires GPUs. Compile times of the CNN with batch
+normalisation are measured in new processes, with a compile cache that is empty ("cold") or complete ("warm").
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODULE = "benchmarks.contestants.exact"
 
 
 def contestant(kind: str, model: str, normalised: bool = False, ranks: int = CORES, cache: str = "") -> Contestant:
-    """Give one way to train a network, with a compile cache of its own if that is wanted."""
+    """Return a contestant that trains a network, with its own compile cache if `cache` is a folder."""
     name = f"{ranks} ranks, {kind}" if ranks else "Theano"
     arguments: dict[str, Any] = {"kind": kind, "model": model, "n": training.ROWS[model], "ranks": ranks}
     return Contestant(
@@ -35,7 +35,7 @@ def contestant(kind: str, model: str, normalised: bool = False, ranks: int = COR
 
 
 def measure(result: Result, rounds: int = 10, steps: int = 12, compilations: int = 2) -> None:
-    """Measure; `compilations` is how often each cache is filled."""
+    """Measure training steps, and `compilations` times how long compiling them takes."""
     for model in ("mlp", "cnn"):
         exact, flat, normal = (
             contestant("exact", model),
@@ -57,7 +57,7 @@ def measure(result: Result, rounds: int = 10, steps: int = 12, compilations: int
 
 
 def compile_times(result: Result, rounds: int) -> None:
-    """Compile a step in new processes."""
+    """Measure how long new processes take to compile a step."""
     numbers: dict[str, list[list[float]]] = {}
     for _ in range(rounds):
         for kind, ranks in (("theano", 0), ("exact", CORES)):

@@ -1,9 +1,10 @@
 """Collectives inside a function.
 
-Steps of MLPs with Adam in float32. *Apart*: `make_train_function`, a function for the gradient, an all-reduce, and a
-function for the update, with the flat Adam of Synkhronos, or with Lasagne's. *Inside*: one function, whose gradients
-are `averaged` and given to Lasagne's own Adam. The network 784-800-800-10 with 500 rows for each step, drawn at random;
-and the small network 100-50-10 with ever more rows, in order: from how many on two ranks are quicker than one.
+Steps of MLPs with Adam, in float32, are computed in two ways. *Apart*: `make_train_function`, which consists of a
+function for the gradient, an all-reduce, and a function for the update, with Synkhronos's flat Adam or with Lasagne's.
+*Inside*: one function, in which gradients are `averaged` and passed to Lasagne's Adam. The large network is
+784-800-800-10, with 500 rows in each step, drawn at random. The small network is 100-50-10, with increasing numbers of
+rows, in order; they show from which number on two ranks are faster than one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LARGE, SMALL = (784, 800, 800, 10), (100, 50, 10)
 
 
 def contestants(widths: tuple[int, ...]) -> list[Contestant]:
-    """Give Theano alone, and both ways on two ranks."""
+    """Return contestants for plain Theano, and for both ways on two ranks."""
     module = "benchmarks.contestants.inside"
     arguments: dict[str, Any] = {"widths": list(widths)}
     return [
@@ -36,7 +37,7 @@ def contestants(widths: tuple[int, ...]) -> list[Contestant]:
 def measure(
     result: Result, rounds: int = 10, steps: int = 10, sizes: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
 ) -> None:
-    """Measure; `sizes` are the numbers of rows of the small network."""
+    """Measure both networks; `sizes` are the numbers of rows for the small one."""
     with Contest(contestants(LARGE)) as contest:
         samples = contest.run(rounds, contest.alike(batch=500, steps=steps))
         result.facts = contest.facts
@@ -63,7 +64,7 @@ def measure(
 
 
 def _crossing(ratios: dict[int, Estimate]) -> Estimate | str:
-    """Where the ratio falls to 1, between sizes by their logarithms."""
+    """Return the size at which the ratio falls to 1, interpolated between the logarithms of sizes."""
     sizes, values = list(ratios), [one.value for one in ratios.values()]
     below = next((i for i, value in enumerate(values) if value <= 1), None)
     if below is None:

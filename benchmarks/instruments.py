@@ -1,7 +1,7 @@
 """The instruments.
 
-What `profile` and `trace` add to a training step of the MLP, 784-800-800-10, on two ranks: the medians of steps with
-them, without them, with them, and so on in one session, relative to those without.
+Time that `profile` and `trace` add to a training step of the MLP 784-800-800-10 on two ranks. Steps with and without
+them alternate in one session, and the median with each of them is compared with the median without.
 """
 
 from benchmarks import training
@@ -13,7 +13,7 @@ PLAIN = "neither"
 
 
 def measure(result: Result, rounds: int = 40, steps: int = 10) -> None:
-    """Measure; `steps` are those of one round."""
+    """Measure training steps; a round has `steps` with each instrument, and as many without."""
     ranks = training.synkhronos("mlp")
     with Contest([ranks]) as contest:
         parameters = {"batch": 500, "steps": steps}

@@ -1,7 +1,8 @@
 """A training step of an LSTM as an exact function.
 
-Lasagne's LSTM layer of 128 units over 100 steps of 64 features, the last state classified, Lasagne's Adam, float32;
-minibatches of 64 rows. Theano computes it serially, and the same program is an exact function on two ranks.
+Lasagne's LSTM layer of 128 units reads 100 steps of 64 features, and its last state is classified. Minibatches have 64
+rows, the dtype is float32, and the update rule is Lasagne's Adam. Theano computes the program serially, and two ranks
+compute it as an exact function.
 """
 
 from benchmarks.harness import CORES, Contest
@@ -13,7 +14,7 @@ MODULE, NEEDS = "benchmarks.contestants.lstm", ("lasagne",)
 
 
 def measure(result: Result, rounds: int = 10, steps: int = 5) -> None:
-    """Measure; `steps` are those of one round."""
+    """Measure training steps; a round has `steps` of each contestant."""
     serial = Contestant("Theano, 1 thread", MODULE, {"ranks": 0}, threads=1, needs=NEEDS)
     threaded = Contestant(f"Theano, {CORES} threads", MODULE, {"ranks": 0}, threads=CORES, needs=NEEDS)
     exact = Contestant(f"Exact, {CORES} ranks", MODULE, {"ranks": CORES}, needs=NEEDS)

@@ -1,6 +1,6 @@
 """More ranks than cores.
 
-The training step of the CNN, 500 images in all, on four ranks of two cores, and on two.
+The training step of the CNN, with 500 images in all, is computed by four ranks on two cores, and by two ranks.
 """
 
 from benchmarks import training
@@ -10,7 +10,7 @@ from benchmarks.samples import ratio
 
 
 def measure(result: Result, rounds: int = 8, steps: int = 3) -> None:
-    """Measure; `steps` are those of one round."""
+    """Measure training steps; a round has `steps` on each number of ranks."""
     two, four = training.synkhronos("cnn", 2), training.synkhronos("cnn", 4)
     with Contest([two, four]) as contest:
         training.check_networks(contest.facts)

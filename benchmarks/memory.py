@@ -1,9 +1,10 @@
 """Memory.
 
-The proportional set sizes of all ranks together, in which pages that processes share count once. A data set of 2 GB is
-filled, and read whole by each of two ranks. The highest size during a collective on a variable of 256 MB, above that
-before it and the collective's results, is sampled all the time; the unit is one copy of the variable, and 0.05 of one
-are let pass. (The results of `all_gather` are the new values: the old ones stay until these are whole.)
+The memory is the sum of the proportional set sizes of all ranks, in which pages that processes share count once. A data
+set of 2 GB is filled, and each of two ranks reads all of it. During collectives on a variable of 250 MB, the memory is
+sampled continuously. The figure is the highest sample minus the memory before the collective and that of its results.
+Its unit is one copy of the variable, with a tolerance of 0.05 copies. (The results of `all_gather` are the new values;
+the old values exist until the new ones are complete.)
 """
 
 from benchmarks.harness import CORES, Contest
@@ -11,12 +12,12 @@ from benchmarks.processes import Contestant
 from benchmarks.results import Result
 from benchmarks.samples import absolute
 
-TOLERANCE = 0.05  # what else changes while a collective runs
+TOLERANCE = 0.05  # copies, for other memory that changes while a collective runs
 COLLECTIVES = ("broadcast", "all_reduce", "reduce", "gather", "all_gather")
 
 
 def measure(result: Result, rounds: int = 2, n_bytes: int = 2 * 10**9) -> None:
-    """Measure, with a data set of `n_bytes` and variables of an eighth of it."""
+    """Measure a data set of `n_bytes`, and collectives on variables of an eighth of that size."""
     ranks = Contestant("Synkhronos, 2 ranks", "benchmarks.contestants.memory", {"ranks": CORES})
     with Contest([ranks]) as contest:
         turns = {"data": (ranks, {"what": "data", "n_bytes": n_bytes})}

@@ -1,8 +1,8 @@
 """A training step of an MLP, 784-800-800-10.
 
-As for the CNN, with 1,276,810 parameters: 500 images for each step in all, and 500 for each rank. The speeds of the
-latter are in images for each second, relative to Theano with 500 for each step, as in the paper's figures. The old BLAS
-is the one in SciPy's wheel, with the kernels that it takes on processors which it does not know.
+The method is that of the CNN, with 1,276,810 parameters. A step has 500 images in all, or 500 for each rank. In the
+second case, speeds are in images per second, relative to Theano with 500 images in a step, as in the paper's figures.
+The old BLAS is that of SciPy's wheel, with the kernels that it uses on processors that it does not know.
 """
 
 from benchmarks import limits, training
@@ -12,7 +12,7 @@ from benchmarks.samples import ratio
 
 
 def measure(result: Result, rounds: int = 10, steps: int = 12) -> None:
-    """Measure; `steps` are those of one round."""
+    """Measure training steps; a round has `steps` of each contestant and size."""
     one, old, ranks = training.theano("mlp"), training.theano_with_old_blas("mlp"), training.synkhronos("mlp")
     torch, ddp = training.torch("mlp", 1), training.torch("mlp", 2)
     contestants = [one, old, *training.theano_on_all_cores("mlp"), torch, ddp, ranks]

@@ -1,18 +1,19 @@
 """Several machines.
 
-Two hosts are network namespaces of one machine, each with a name, an address and shared memory of its own; all hosts
-together have two cores. The line between them goes as fast as these cores let it, or is limited to 1 Gbit/s in each
-direction (a token bucket). MPICH's Allreduce knows of no hosts: it runs in four processes, as gloo does; gloo in one
-process on each host, too, where it sends no more than it must. UCX passes 256 KiB to TCP at a time for Synkhronos,
-which sets that, and 64 KiB for MPICH's Allreduce, as it does by itself: with more that takes longer. DDP has one
-process with one thread on each host. One program starts them, and they are timed as in the other figures. Steps of
-training are of 500 images in all, whose rows every host has got before the line is limited. A leader's share of a core
-is that of all processes on its host while the script sleeps. The bytes of rows are what `Shipping` counts.
+Two hosts are network namespaces of one machine. Each has its own name, address and shared memory, and all hosts
+together have two cores. The link between them is as fast as these cores allow, or limited to 1 Gbit/s in each direction
+by a token bucket. MPICH's Allreduce does not distinguish hosts and runs in four processes. gloo runs in four processes,
+and in one process on each host, where it sends the minimum. UCX passes 256 KiB at a time to TCP for Synkhronos, which
+sets that size. For MPICH's Allreduce it passes 64 KiB, its default, because larger sizes take longer. DDP has one
+process with one thread on each host. One program starts all contestants, and they are timed as in the other figures.
 
-The predictions for more hosts take an exchange over N of them to last (N−1)·α + 2·(N−1)/N·m·β for m bytes of
-float32: α is what an all-reduce of few numbers takes on two hosts with one rank each on the unlimited line, as if each
-further host cost as much again; β is what is left of that of many numbers on two hosts with two ranks each, for each
-byte. A step is that of plain Theano for one host's images, and then the exchange.
+Training steps have 500 images in all. Every host has received their rows before the link is limited. The load of a node
+leader is that of all processes on its host while the script sleeps. The bytes of rows are those that `Shipping` sends.
+
+The predictions assume that an exchange over N hosts takes (N−1)·α + 2·(N−1)/N·m·β for m bytes of float32. α is the time
+of an all-reduce of few numbers on two hosts with one rank each, on the unlimited link; each further host is assumed to
+add as much. β is the remaining time, for each byte, of an all-reduce of many numbers on two hosts with two ranks each.
+The time of a step is that of plain Theano for one host's images, plus that of the exchange.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ RATE = "1gbit"
 LIMITED, UNLIMITED = "1 Gbit/s", "unlimited line"
 LINES = {UNLIMITED: None, LIMITED: RATE}
 HALVES = "bfloat16"
-FEW = 10_000  # elements: what takes the time is not their number
+FEW = 10_000  # elements, so few that latency determines the time
 BATCH = 500
-EPOCHS = 12  # of shuffled rows, after which each host has got all of them
+EPOCHS = 12  # of shuffled rows, after which each host has received all of them
 ROWS = 4000  # of constant data, 3 kB each
 ALL_REDUCE = "benchmarks.contestants.all_reduce"
 
@@ -43,7 +44,7 @@ ALL_REDUCE = "benchmarks.contestants.all_reduce"
 def measure(
     result: Result, rounds: int = 6, elements: int = 25_600_000, calls: int = 500, steps: int = 8, seconds: int = 10
 ) -> None:
-    """Measure; `steps` of training in a round, and an idle leader for so many seconds."""
+    """Measure all parts; a round has `steps` training steps, and an idle node leader is observed for `seconds`."""
     reason = reason_to_skip()
     if reason is not None:
         result.add("hosts", result.title, reason)
@@ -57,7 +58,10 @@ def measure(
 
 
 def measure_exchange(result: Result, hosts: Hosts, rounds: int, elements: int) -> dict[str, Line]:
-    """Measure all-reduces over two hosts, and give what lines cost: few items of one rank, many of two on each host."""
+    """Measure all-reduces over two hosts; return the cost model of each link and wire dtype.
+
+    It is computed from an all-reduce of few elements with one rank on each host, and one of many with two.
+    """
     ours = on(hosts, Contestant("Synkhronos, 2 × 2 ranks", f"{ALL_REDUCE}_synkhronos", {"ranks": CORES}))
     halves = in_halves(ours)
     lone = replace(ours, name="Synkhronos, 2 × 1 ranks", arguments={"ranks": 1})
@@ -78,7 +82,7 @@ def measure_exchange(result: Result, hosts: Hosts, rounds: int, elements: int) -
             for one in (ours, halves):
                 kind = "" if one is ours else f", {HALVES}"
                 found = Line.through(few[lone.name].median, FEW, samples[line][one.name].median, elements)
-                if rate is not None:  # the bucket lets few numbers pass at once: they do not measure the link
+                if rate is not None:  # the token bucket does not delay few numbers, which do not measure the link
                     found = replace(found, alpha=lines[UNLIMITED + kind].alpha)
                 lines[line + kind] = found
         hosts.limit(None)
@@ -101,7 +105,7 @@ def measure_exchange(result: Result, hosts: Hosts, rounds: int, elements: int) -
 
 
 def measure_calls(result: Result, hosts: Hosts, rounds: int, calls: int, seconds: int) -> None:
-    """Measure calls of a function of trivial cost, and what a leader uses while there are none."""
+    """Measure calls of a trivial function, and the load of a node leader between calls."""
     one = Contestant("Synkhronos, 1 host × 2 ranks", "benchmarks.contestants.call", {"ranks": CORES, "kind": "data"})
     two = on(hosts, replace(one, name="Synkhronos, 2 hosts × 1 rank", arguments={"ranks": 1, "kind": "data"}))
     with Contest([one, two]) as contest:
@@ -119,19 +123,19 @@ def measure_calls(result: Result, hosts: Hosts, rounds: int, calls: int, seconds
 
 
 def share_of_a_core(hosts: Hosts, seconds: float) -> float:
-    """Give what the processes of the second host use of a core, in per cent, while this one sleeps."""
+    """Return the load of one core by the processes of the second host, in per cent, while this process sleeps."""
 
     def used() -> float:
         return sum(sum(process.cpu_times()[:2]) for process in hosts.processes(hosts.names[1]))
 
-    time.sleep(1)  # the last command is over, and naps are as long as they get
+    time.sleep(1)  # until the last command has ended, and waiting processes sleep for the longest intervals
     start, before = time.perf_counter(), used()
     time.sleep(seconds)
     return 100 * (used() - before) / (time.perf_counter() - start)
 
 
 def measure_steps(result: Result, hosts: Hosts, model: str, rounds: int, steps: int) -> Sample:
-    """Measure training steps on a line of 1 Gbit/s; gives the seconds of plain Theano for one host's images."""
+    """Measure training steps on a link of 1 Gbit/s; return the seconds of plain Theano for one host's images."""
     ours = on(hosts, replace(training.synkhronos(model, 1), name="Synkhronos, 2 hosts × 1 rank"))
     halves = in_halves(ours)
     ddp = replace(training.torch(model, 2), name="PyTorch DDP, 2 hosts × 1 process", hosts=hosts)
@@ -157,7 +161,7 @@ def measure_steps(result: Result, hosts: Hosts, model: str, rounds: int, steps: 
 
 
 def measure_rows(result: Result, hosts: Hosts) -> None:
-    """Count the bytes of rows that travel in epochs over data that nobody writes to."""
+    """Count the bytes of rows that are sent in epochs over data that does not change."""
     ship = on(hosts, Contestant("Synkhronos, 2 hosts × 1 rank", "benchmarks.contestants.ship", {"ranks": 1, "n": ROWS}))
     epochs, orders = 8, ("in order", "shuffled")
     with Contest([ship]) as contest:
@@ -180,11 +184,11 @@ def measure_rows(result: Result, hosts: Hosts) -> None:
 
 
 def on(hosts: Hosts, contestant: Contestant) -> Contestant:
-    """Give a contestant of Synkhronos that runs on hosts; the harness controls its process on the first one."""
+    """Return a contestant of Synkhronos that runs on hosts; the harness controls its process on the first one."""
     return replace(contestant, mpi=True, hosts=hosts)
 
 
 def in_halves(contestant: Contestant) -> Contestant:
-    """Give the same with an exchange in halves of precision."""
+    """Return the same contestant with a wire dtype of half precision."""
     arguments: dict[str, Any] = {**contestant.arguments, "wire_dtype": HALVES}
     return replace(contestant, name=f"{contestant.name}, {HALVES}", arguments=arguments)

@@ -1,4 +1,4 @@
-"""What steps would take on more hosts than could be measured, by what two of them took."""
+"""Predict steps on more hosts than can be measured, from measurements on two hosts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ITEM = 4  # bytes
 
 @dataclass(frozen=True)
 class Line:
-    """What an all-reduce over hosts costs.
+    """Cost model of an all-reduce over hosts.
 
     Parameters
     ----------
     alpha : float
-        Seconds for each other host, whatever the size.
+        Seconds for each other host, at any size.
     beta : float
-        Seconds for each byte of float32 that a host sends; halves count as the float32 that they stand for.
+        Seconds for each byte of float32 that a host sends. Elements with a smaller wire dtype count as float32.
     """
 
     alpha: float
@@ -29,24 +29,26 @@ class Line:
 
     @classmethod
     def through(cls, few_seconds: float, few: int, many_seconds: float, many: int) -> Line:
-        """Give the line through two measurements, of so many float32 on two hosts."""
-        beta = (many_seconds - few_seconds) / (ITEM * (many - few))  # two hosts send as much as the array has
+        """Return the model that fits two measurements on two hosts, of `few` and of `many` float32 elements."""
+        beta = (many_seconds - few_seconds) / (ITEM * (many - few))  # each of two hosts sends the array's size
         return cls(max(0.0, few_seconds - beta * ITEM * few), beta)
 
     def seconds(self, hosts: int, elements: int) -> float:
-        """Give the time of an all-reduce: each host sends 2·(N−1)/N of the array, and messages to N−1 others."""
+        """Return the seconds of an all-reduce: each host sends 2·(N−1)/N of the array, and messages to N−1 others."""
         return (hosts - 1) * self.alpha + self.beta * ITEM * elements * 2 * (hosts - 1) / hosts
 
 
 def predict(result: Result, lines: dict[str, Line], alone: Sample) -> None:
-    """Add tables of predictions: the exchange of ResNet-50's gradient, and the MLP's step with as many images a host.
+    """Add tables of predictions: exchanges of gradients, and steps of the MLP with a fixed batch for each host.
 
     Parameters
     ----------
     result : Result
+        The tables are added to it.
     lines : dict of Line
+        Cost models by their names, which become part of the titles.
     alone : Sample
-        Seconds of the MLP's step for the images of one host.
+        Seconds of a step of the MLP in plain Theano for the images of one host.
     """
     for what, line in lines.items():
         rows = []

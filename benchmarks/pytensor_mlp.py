@@ -1,7 +1,7 @@
 """A training step of an MLP on PyTensor, 784-800-800-10.
 
-With PyTensor's default linker, numba: 500 images for each step in all, as float32. Both make steps with Nesterov's
-momentum; PyTensor alone has one core, and makes a step in one function.
+Steps have 500 images in all, as float32, and the linker is numba, PyTensor's default. The update rule is Nesterov
+momentum. PyTensor alone has one core, and computes a step in one function.
 """
 
 from benchmarks.harness import CORES, Contest
@@ -11,7 +11,7 @@ from benchmarks.samples import ratio
 
 
 def contestants(module: str, **arguments: object) -> tuple[Contestant, Contestant]:
-    """Give PyTensor alone, and on ranks."""
+    """Return contestants for PyTensor alone, and for ranks."""
     names = {0: "PyTensor, 1 thread", CORES: f"Synkhronos, {CORES} ranks"}
     alone, together = [
         Contestant(name, f"benchmarks.contestants.{module}", {"ranks": ranks, **arguments}, needs=("pytensor",))
@@ -21,7 +21,7 @@ def contestants(module: str, **arguments: object) -> tuple[Contestant, Contestan
 
 
 def measure(result: Result, rounds: int = 10, steps: int = 12) -> None:
-    """Measure; `steps` are those of one round."""
+    """Measure training steps; a round has `steps` of each contestant."""
     alone, together = contestants("pytensor_mlp")
     with Contest([alone, together]) as contest:
         samples = contest.run(rounds, contest.alike(batch=500, steps=steps))

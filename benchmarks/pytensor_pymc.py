@@ -1,9 +1,10 @@
 """PyMC.
 
-A hierarchical regression with 20 covariates and 8 groups, float64, in PyTensor's default mode: PyMC alone with one
-thread and with two, and divided by its rows on two ranks. First the log-probability and its gradient, on a million
-rows; then PyMC's NUTS on 200 thousand rows, one chain with the same seed: wall time by leapfrog steps, those of tuning
-included.
+The model is a hierarchical regression with 20 covariates and 8 groups, in float64 and PyTensor's default mode. PyMC
+alone computes it with one thread and with two, and two ranks compute it divided by its rows. The first part evaluates
+the log-probability and its gradient on a million rows. The second part samples one chain by PyMC's NUTS on 200 thousand
+rows, with the same seed. Its figure is the wall time divided by the number of leapfrog steps, including those of
+tuning.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MODULE = "benchmarks.contestants.pymc"
 
 
 def contestants(rows: int, kind: str) -> list[Contestant]:
-    """Give two ranks, and PyMC alone with two threads and with one."""
+    """Return contestants for two ranks, and for PyMC alone with two threads and with one."""
     needs = ("pymc",)
     arguments = {"rows": rows, "kind": kind}
     divided = Contestant(f"{CORES} ranks", MODULE, {**arguments, "ranks": CORES}, needs=needs)
@@ -29,7 +30,7 @@ def contestants(rows: int, kind: str) -> list[Contestant]:
 
 
 def measure(result: Result, rounds: int = 10, evaluations: int = 20, draws: int = 30, nuts_rounds: int = 3) -> None:
-    """Measure; `draws` are those of a round, after as many of tuning."""
+    """Measure both parts; a round has `evaluations`, or `draws` after as many for tuning."""
     for kind, rows, number, targets in (
         ("evaluation", 1_000_000, {"times": evaluations}, (1.7, 2.0)),
         ("nuts", 200_000, {"draws": draws}, (1.7, None)),

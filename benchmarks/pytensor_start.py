@@ -1,8 +1,8 @@
 """The first result on PyTensor.
 
-From the start of a Python process to the first training step of the MLP, 784-800-800-10, on 500 images: in an empty
-cache ("cold"), and once more ("warm"), with PyTensor's default linker, numba, and with its C linker. The master
-compiles, and the workers load what it has compiled.
+Time from the start of a Python process to the result of its first training step, of the MLP 784-800-800-10 on 500
+images. It is measured with an empty cache ("cold") and with the cache of that run ("warm"), with numba, PyTensor's
+default linker, and with its C linker. The controller compiles, and the workers load the compiled code.
 """
 
 from benchmarks.harness import Contest
@@ -12,7 +12,7 @@ from benchmarks.samples import Sample, ratio
 
 
 def measure(result: Result, rounds: int = 3) -> None:
-    """Measure."""
+    """Measure both linkers; a round starts one process with an empty cache, and one with a full one."""
     for linker, title in (("numba", "numba"), ("cvm", "C")):
         alone, together = contestants("pytensor_start", linker=linker, batch=500)
         with Contest([alone, together]) as contest:

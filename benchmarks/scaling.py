@@ -1,9 +1,10 @@
 """Scaling with the number of ranks.
 
-The paper's figures 2 and 3 for another model: images for each second, relative to plain Theano on one thread, which
-draws its minibatches in the same way. The minibatch is either fixed in all, or grows with the ranks (fixed for each
-rank); with and without shuffling; with and without the all-reduce of the gradients. Relative to two ranks, these count
-as 2. The dotted line is what the cores can do at most.
+The figure repeats the paper's figures 2 and 3 for another model. Speeds are in images per second, relative to plain
+Theano on one thread, which draws its minibatches in the same way. The minibatch is either fixed in all, or fixed for
+each rank, so that it grows with the number of ranks. Steps run with and without shuffling, and with and without the
+all-reduce of the gradients. In the panel relative to two ranks, two ranks count as 2. The dotted line is the maximum
+that the cores allow.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ UNIT = "images/s"
 
 
 def measure(result: Result, model: str = "cnn", ranks: tuple[int, ...] = (), batch: int = 0, rounds: int = 3) -> None:
-    """Measure; without `ranks`: 1, 2, 4 … up to twice the cores. `batch` is Theano's."""
+    """Measure training steps on 1, 2, 4, … ranks, up to twice the cores, or on `ranks`; `batch` is Theano's."""
     result.name += f"-{model}"
     result.title += f": {model}"
     gap = missing(training.needs(model))
@@ -58,24 +59,24 @@ def measure(result: Result, model: str = "cnn", ranks: tuple[int, ...] = (), bat
 
 
 def label(who: int | str, shuffle: bool, grow: bool = False, all_reduce: bool = True) -> str:
-    """Name a turn; for Theano, and for one rank, there is one size of the minibatch."""
+    """Return the label of a turn; Theano and one rank have only one size of the minibatch."""
     if who in ("Theano", 1):
         return f"{'1 rank' if who == 1 else who}, {drawn(shuffle, all_reduce)}"
     return f"{who} ranks, {variant(shuffle, grow, all_reduce)}"
 
 
 def variant(shuffle: bool, grow: bool, all_reduce: bool) -> str:
-    """Name an ablation."""
+    """Return the name of an ablation."""
     return f"batch {'for each rank' if grow else 'in all'}, {drawn(shuffle, all_reduce)}"
 
 
 def drawn(shuffle: bool, all_reduce: bool) -> str:
-    """Name an ablation but for the size of the minibatch."""
+    """Return the name of an ablation without the size of the minibatch."""
     return f"{'shuffled' if shuffle else 'in order'}{'' if all_reduce else ', no all-reduce'}"
 
 
 def speed(seconds: Sample, batch: int) -> Sample:
-    """Turn seconds for a batch into images for each second."""
+    """Convert seconds for a batch to images per second."""
     return Sample([[batch / number for number in numbers] for numbers in seconds.rounds])
 
 

@@ -1,9 +1,8 @@
 """Starting up.
 
-`fork` and `distribute` for the functions of the MNIST demo's CNN (a training step, and a test function) on two ranks,
-in a new process each time, with a warm compile cache. Building the functions in between is Theano's work, and not
-counted.
-For ResNet-50, `distribute` against unpickling the same Theano functions once, as `pickle` makes them.
+`fork` and `distribute` are timed for the functions of the MNIST demo's CNN (a training step and a test function) on two
+ranks. Each measurement uses a new process and a warm compile cache. Theano builds the functions in between, which does
+not count. For ResNet-50, `distribute` is compared with unpickling a plain pickle of the same Theano functions once.
 """
 
 from benchmarks.harness import CORES, Contest
@@ -17,7 +16,7 @@ PARTS = ("fork", "build", "distribute")
 
 
 def measure(result: Result, rounds: int = 5) -> None:
-    """Measure; the larger network once, as it takes long to build."""
+    """Measure both networks; the larger one only once, because it takes long to build."""
     cnn = start("cnn", rounds)
     result.record("CNN", "s", {part: cnn[part] for part in PARTS})
     both = [[a + b for a, b in zip(*parts)] for parts in zip(cnn["fork"].rounds, cnn["distribute"].rounds)]
@@ -35,7 +34,7 @@ def measure(result: Result, rounds: int = 5) -> None:
 
 
 def start(model: str, rounds: int, unpickle: bool = False) -> dict[str, Sample]:
-    """Start new processes, one after the other, and after one that warms the compile cache."""
+    """Measure new processes one by one; an earlier process, which does not count, warms the compile cache."""
     arguments = {"model": model, "ranks": CORES, "unpickle": unpickle}
     contestant = Contestant(f"Synkhronos, {CORES} ranks", "benchmarks.contestants.start", arguments, needs=needs(model))
     parts = PARTS + ("unpickle",) * unpickle

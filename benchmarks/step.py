@@ -1,9 +1,10 @@
 """A training step as one message, and as three.
 
-Two ranks. A function stores a gradient that is as long as the parameters, an all-reduce averages it, and another
-function subtracts it from the parameters: three commands, which go to the workers as one message in the block of
-`synk.sequence`, or as three. Steps follow one another at once. What one message saves does not depend on the number of
-parameters: it is the sending, the answers and the planning of two calls; the memory that large ones move is the same.
+On two ranks, a function stores a gradient that is as long as the parameters, an all-reduce averages it, and another
+function subtracts it from the parameters. These three commands are sent to the workers in one message, by
+`synk.sequence`, or in three. Steps follow one another without a pause. The time saved by one message does not depend on
+the number of parameters: it is that of two messages, their answers, and the planning of two calls. The memory traffic
+of large parameters is the same.
 """
 
 from benchmarks.harness import CORES, Contest
@@ -18,12 +19,12 @@ SIZES = {
     "1 million": (1_000_000, 50),
     "25 million": (25_000_000, 4),
 }
-SMALL = ("1 thousand", "10 thousand")  # what the target is for
+SMALL = ("1 thousand", "10 thousand")  # sizes that have a target
 TARGET = -40  # µs
 
 
 def measure(result: Result, rounds: int = 12) -> None:
-    """Measure."""
+    """Measure steps of each size."""
     module = "benchmarks.contestants.step"
     one = Contestant("One message", module, {"ranks": CORES, "at_once": True})
     three = Contestant("Three messages", module, {"ranks": CORES, "at_once": False})
