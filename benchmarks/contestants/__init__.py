@@ -1,1 +1,1 @@
-"""The programs that are measured: each runs in processes of its own and is driven by `benchmarks.harness`."""
+"""Programs that the benchmarks measure; each runs in its own processes, which `benchmarks.harness` controls."""

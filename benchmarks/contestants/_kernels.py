@@ -1,11 +1,11 @@
-"""Whose kernels multiply matrices in this process, in words: a library, its version and its set of kernels."""
+"""Names of the kernels that multiply matrices in this process: library, version and set of kernels."""
 
 import os
 import re
 
 
 def of_theano():
-    """Those of the BLAS that Theano is linked to."""
+    """Return the name of the kernels of the BLAS that Theano is linked to."""
     import theano
     import threadpoolctl
 
@@ -19,7 +19,7 @@ def of_theano():
 
 
 def of_torch():
-    """Those of PyTorch."""
+    """Return the name of PyTorch's kernels."""
     import torch
 
     found = re.search(r"(Math Kernel Library|OpenBLAS) Version ([\d.]+)", torch.__config__.show())

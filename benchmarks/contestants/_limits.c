@@ -1,4 +1,4 @@
-/* What the machine allows: memory that is copied and added, and a flag that two processes pass to and fro. */
+/* Speed limits of the machine: copy and add arrays, and pass a flag back and forth between two processes. */
 #include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@ void add(float *restrict to, const float *restrict a, const float *restrict b, s
     for (size_t i = 0; i < n; i++) to[i] = a[i] + b[i];
 }
 
-/* Process `own` (0 or 1) passes the flag `turns` times; gives up, and returns -1, where the other one does not answer. */
+/* Passes the flag `turns` times as process `own` (0 or 1). Returns -1 if the other process does not answer, else 0. */
 int pass_flag(_Atomic unsigned *flag, unsigned own, unsigned turns) {
     unsigned first = atomic_load(flag) & ~1u;
     for (unsigned turn = 0; turn < turns; turn++) {

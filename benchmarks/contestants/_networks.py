@@ -1,4 +1,4 @@
-"""The demos' networks, by name, for contestants that use Theano."""
+"""Networks of the demos by name, for contestants that use Theano."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from demos.lasagne_mnist.models import build
 
 
 def build_network(model: str) -> Any:
-    """Build ``"cnn"``, ``"mlp"`` or ``"resnet"`` with its loss; Theano's floatX becomes float32."""
+    """Build ``"cnn"``, ``"mlp"`` or ``"resnet"`` with its loss; the first two set Theano's floatX to float32."""
     if model == "resnet":
         from demos.resnet.models import build as build_resnet
 
@@ -17,7 +17,7 @@ def build_network(model: str) -> Any:
 
 
 def describe(graph: Any) -> dict[str, Any]:
-    """Give what the record should hold on a network and on the kernels that multiply its matrices."""
+    """Return facts for the record: the number of parameters, and the kernels that multiply matrices."""
     return {
         "parameters": sum(param.get_value(borrow=True).size for param in graph.params),
         "kernels": of_theano(),

@@ -1,7 +1,7 @@
-"""Watch the memory of some processes: ``python -m benchmarks.contestants._peak PID …`` until its input ends.
+"""Sample the memory of processes until the standard input ends: ``python -m benchmarks.contestants._peak PID …``.
 
-Prints a line when it is ready, and at the end the highest total seen, in bytes. The processes are stopped while they
-are measured: a page that one of them maps in between would count twice.
+The script prints a line when it is ready, and the highest total in bytes at the end. It stops the processes while it
+reads their memory, because a page that one of them maps meanwhile could count twice.
 """
 
 import select
@@ -14,13 +14,13 @@ import psutil
 
 
 def total_memory(processes):
-    """Give the bytes that processes take together; pages that they share count once."""
+    """Return the bytes of memory that processes use together; shared pages count once."""
     return sum(process.memory_full_info().pss for process in processes)
 
 
 @contextmanager
 def watched(processes):
-    """Have a process watch these meanwhile; gives a list to which the highest total is appended at the end."""
+    """Sample the memory in another process during the block; yield a list that gets the highest total at its end."""
     command = [sys.executable, "-m", __name__, *(str(process.pid) for process in processes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watcher:
         watcher.stdout.readline()
@@ -31,7 +31,7 @@ def watched(processes):
 
 
 def watch(pids):
-    """Measure again and again, with 2 ms in between for the processes to go on."""
+    """Sample the memory repeatedly, and let the processes run for 2 ms after each sample."""
     processes, peak, ready = [psutil.Process(pid) for pid in pids], 0, False
     while not (ready and select.select([sys.stdin], [], [], 0.002)[0]):
         with ExitStack() as stack:

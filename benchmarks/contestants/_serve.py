@@ -1,6 +1,6 @@
-"""The contestant's side of a contest: one socket, one line of JSON for each message.
+"""Contestant's side of a contest: a socket, with one line of JSON for each message.
 
-This module imports nothing but the standard library, as every peer's process imports it.
+This module imports only the standard library, because the processes of every peer import it.
 """
 
 import json
@@ -16,17 +16,17 @@ Run = Callable[..., Sequence[float]]
 
 
 def rank() -> int:
-    """Return which of its contestant's processes this one is."""
+    """Return the index of this process among its contestant's processes."""
     return int(os.environ.get("RANK", "0"))
 
 
 def size() -> int:
-    """Return how many processes the contestant has."""
+    """Return the number of the contestant's processes."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def timed(step: Callable[[], Any], steps: int, untimed: int = 1, before: Callable[[], Any] = int) -> list[float]:
-    """Give the seconds that each of `steps` calls took, after some that do not count; `before` each is not timed."""
+    """Return the seconds of each of `steps` calls, after `untimed` calls; `before` precedes each call, untimed."""
     seconds = []
     for _ in range(untimed + steps):
         before()
@@ -37,14 +37,14 @@ def timed(step: Callable[[], Any], steps: int, untimed: int = 1, before: Callabl
 
 
 def compete(make: Callable[..., tuple[Run, dict[str, Any]]]) -> None:
-    """Get ready, connect to the harness, and run on each request, until the harness hangs up.
+    """Prepare, connect to the harness, and run on each request until the harness disconnects.
 
     Parameters
     ----------
     make : callable
-        Called with the contestant's arguments. Gives ``run``, and facts about itself for the
-        record. ``run`` is called with the parameters of a round, and gives the numbers measured. In processes
-        that lead another machine's ranks it never returns: the harness does not get to know these.
+        Called with the contestant's arguments. Returns ``run``, and facts about the contestant for the record. ``run``
+        is called with the parameters of a round, and returns the measured numbers. On the leaders of other nodes,
+        ``make`` does not return, so they do not connect to the harness.
     """
     address, arguments = sys.argv[1:]
     try:
@@ -64,7 +64,7 @@ def compete(make: Callable[..., tuple[Run, dict[str, Any]]]) -> None:
 
 
 def _connect(address: str) -> Any:
-    with socket.socket(socket.AF_UNIX) as connection:  # which the file keeps open
+    with socket.socket(socket.AF_UNIX) as connection:  # the file keeps it open
         connection.connect(address)
         return connection.makefile("rw")
 

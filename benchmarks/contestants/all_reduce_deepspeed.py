@@ -1,4 +1,4 @@
-"""DeepSpeed's all_reduce in shared memory, for inference on CPUs; calls start after an untimed barrier."""
+"""DeepSpeed's all-reduce in shared memory, for inference on CPUs; an untimed barrier precedes each call."""
 
 import glob
 import os
@@ -11,14 +11,15 @@ from benchmarks.contestants._serve import compete, rank, size, timed
 
 
 def make():
-    """Join the process group; its kernels are compiled at their first use."""
+    """Join the process group; DeepSpeed compiles its kernels at their first use."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     group = {"init_method": os.environ["RENDEZVOUS"], "rank": rank(), "world_size": size()}
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, dist_init_required=True, **group)
     if not getattr(deepspeed.comm.comm.cdb, "shm_comm_op", None):
-        raise RuntimeError("DeepSpeed's kernels of shared memory are not there: it would use gloo")
+        raise RuntimeError("DeepSpeed has no kernels for shared memory, expected them: it would use gloo")
 
-    torch.distributed.barrier()  # both have opened both: the names, which nobody removes, are not needed any more
+    # Remove the names of the buffers, which DeepSpeed leaves, once both processes have opened both buffers.
+    torch.distributed.barrier()
     for path in glob.glob(f"/dev/shm/deepspeed_allreduce_buffer_*{os.environ['MASTER_PORT']}*_{rank()}"):
         os.unlink(path)
 

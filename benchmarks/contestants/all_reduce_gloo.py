@@ -1,4 +1,4 @@
-"""PyTorch's all_reduce over gloo; each call starts after a barrier that is not timed."""
+"""PyTorch's all_reduce over gloo; an untimed barrier precedes each call."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""MPI's Allreduce in place, through mpi4py; each call starts after a barrier that is not timed."""
+"""MPI's Allreduce in place, through mpi4py; an untimed barrier precedes each call."""
 
 import numpy as np
 from mpi4py import MPI
@@ -7,7 +7,7 @@ from benchmarks.contestants._serve import compete, timed
 
 
 def make():
-    """Nothing is needed before the first round."""
+    """Return ``run`` and the version of the library; nothing else is prepared."""
     world = MPI.COMM_WORLD
 
     def run(n, steps):

@@ -1,4 +1,4 @@
-"""Calls of a function of trivial cost, two inputs and one output: Theano's own, or on ranks."""
+"""Calls of a trivial function with two inputs and one output, in plain Theano or on ranks."""
 
 import time
 
@@ -16,9 +16,9 @@ def make(ranks, kind):
     Parameters
     ----------
     ranks : int
-        0: plain Theano.
+        Number of ranks; 0 is plain Theano.
     kind : str
-        What the inputs are: ``"data"`` for `synk.Data`, ``"numpy"`` for arrays, which are copied in every call.
+        Type of the inputs: ``"data"`` is `synk.Data`, ``"numpy"`` is NumPy arrays, which every call copies.
     """
     x, y = T.fvector(), T.fvector()
     values = [np.random.RandomState(seed).rand(64).astype("float32") for seed in range(2)]

@@ -1,8 +1,8 @@
-"""Steps of the demos' MLP and CNN on all ranks, as an exact function or with flat gradients; and compile times."""
+"""Training steps of the demos' MLP and CNN as an exact function or with flat gradients, and compile times."""
 
 import time
 
-import synkhronos as synk  # before Theano, which it patches
+import synkhronos as synk  # imported before Theano, which it patches
 
 import lasagne  # isort: skip
 import theano
@@ -27,21 +27,21 @@ class BatchNorm(Layer):
         self.beta = self.add_param(Constant(0), self.input_shape[1:2], name="beta")
 
     def get_output_for(self, value, **kwargs):
-        """Normalise by the minibatch."""
+        """Normalise by the statistics of the minibatch."""
         kind, order = ("spatial", ("x", 0, "x", "x")) if value.ndim == 4 else ("per-activation", ("x", 0))
         gamma, beta = (one.dimshuffle(*order) for one in (self.gamma, self.beta))
         return rectify(T.nnet.bn.batch_normalization_train(value, gamma, beta, kind)[0])
 
 
 def hidden(kind, layer, *arguments, normalised):
-    """Give a layer with rectified outputs, with batch normalisation before that or without."""
+    """Return a layer with rectified outputs, and optionally with batch normalisation before the rectifier."""
     if normalised:
         return BatchNorm(kind(layer, *arguments, nonlinearity=None, b=None))
     return kind(layer, *arguments, nonlinearity=rectify)
 
 
 def build(model, normalised):
-    """Give inputs, the loss and the parameters of a network like the demos', with batch normalisation or without."""
+    """Return inputs, loss and parameters of a network like the demos', with or without batch normalisation."""
     x, y = T.ftensor4("x"), T.ivector("y")
     layer = InputLayer((None, 1, 28, 28), x)
     for _ in range(2):
@@ -57,7 +57,7 @@ def build(model, normalised):
 
 
 def make(kind, model, n, ranks=0, normalised=False):
-    """Build a training step, and `n` rows of data for it; `kind` is ``"theano"``, ``"flat"`` or ``"exact"``."""
+    """Build a training step and `n` rows of data; `kind` is ``"theano"``, ``"flat"`` or ``"exact"``."""
     theano.config.floatX = "float32"
     if ranks:
         synk.fork(ranks)
@@ -66,9 +66,9 @@ def make(kind, model, n, ranks=0, normalised=False):
     if kind == "flat":
         train = make_train_function(loss, params, x, y, updates.nesterov_momentum, LEARNING_RATE, MOMENTUM)
     else:
-        own = {"exact": True} if kind == "exact" else {}
+        options = {"exact": True} if kind == "exact" else {}
         rule = lasagne.updates.nesterov_momentum(loss, params, LEARNING_RATE, MOMENTUM)
-        train = (synk.function if own else theano.function)([x, y], loss, updates=rule, **own)
+        train = (synk.function if options else theano.function)([x, y], loss, updates=rule, **options)
     seconds = time.perf_counter() - start
     arrays = make_data(model, n)
     if ranks:

@@ -1,4 +1,4 @@
-"""Picking rows of a large array in random order: by one process with NumPy, or by ranks for a call of a function."""
+"""Selection of rows of a large array in random order, by NumPy in one process, or by ranks in a function call."""
 
 import numpy as np
 import theano.tensor as T
@@ -8,7 +8,7 @@ from benchmarks.contestants._serve import compete, timed
 
 
 def make(ranks, rows, width):
-    """Fill an array of shape ``(rows, width)``, float32; `ranks` is 0 for NumPy alone."""
+    """Fill a float32 array of shape ``(rows, width)``; 0 ranks is NumPy alone."""
     if ranks:
         synk.fork(ranks)
         data = synk.data(shape=(rows, width), dtype="float32")

@@ -1,6 +1,6 @@
-"""Steps of an MLP with Adam: in plain Theano, on all ranks in three commands, or in one with collectives inside."""
+"""Training steps of an MLP with Adam: in plain Theano, on ranks in three commands, or in one with collectives."""
 
-import synkhronos as synk  # before Theano, which it patches
+import synkhronos as synk  # imported before Theano, which it patches
 
 import lasagne  # isort: skip
 import numpy as np
@@ -17,7 +17,7 @@ ROWS = 4096
 
 
 def build(widths):
-    """Give inputs, the loss and the parameters of a network."""
+    """Return inputs, loss and parameters of a network."""
     rng = np.random.RandomState(0)
     x, y = T.fmatrix("x"), T.ivector("y")
     params, value = [], x
@@ -31,7 +31,7 @@ def build(widths):
 
 
 def make(kind, widths, ranks=0):
-    """Build the network, and data for it; `kind` is ``"theano"``, ``"apart"``, ``"apart, Lasagne"`` or ``"inside"``."""
+    """Build the network and its data; `kind` is ``"theano"``, ``"apart"``, ``"apart, Lasagne"`` or ``"inside"``."""
     theano.config.floatX = "float32"
     if ranks:
         synk.fork(ranks)

@@ -1,4 +1,4 @@
-"""What the machine allows: each of two processes copies, adds and multiplies; both pass a flag to and fro."""
+"""Speed limits of the machine: two processes copy, add and multiply, and pass a flag back and forth."""
 
 import ctypes
 import mmap
@@ -16,7 +16,7 @@ from benchmarks.limits import SIDE, TURNS, N
 
 
 def compiled():
-    """The functions in `_limits.c`, as the compiler makes them for this processor."""
+    """Compile `_limits.c` for this processor, and load it."""
     source = Path(__file__).with_name("_limits.c")
     with tempfile.TemporaryDirectory() as folder:
         library = f"{folder}/limits.so"
@@ -25,7 +25,7 @@ def compiled():
 
 
 def flag():
-    """Memory that both processes map."""
+    """Return an integer in memory that both processes map."""
     descriptor = os.open(urlsplit(os.environ["RENDEZVOUS"]).path, os.O_RDWR | os.O_CREAT)
     os.ftruncate(descriptor, mmap.PAGESIZE)
     memory = mmap.mmap(descriptor, mmap.PAGESIZE)
@@ -34,8 +34,8 @@ def flag():
 
 
 def product():
-    """A product of two float32 matrices by the BLAS that Theano is linked to."""
-    import synkhronos  # noqa: F401  it finds the BLAS
+    """Return a function that multiplies two float32 matrices by the BLAS that Theano is linked to."""
+    import synkhronos  # noqa: F401  links Theano to a BLAS
 
     import theano  # isort: skip
 
@@ -47,7 +47,7 @@ def product():
 
 
 def make():
-    """Allocate, and compile."""
+    """Allocate arrays, and compile functions."""
     library, word = compiled(), flag()
     to, one, other = (np.ones(N, "float32") for _ in range(3))
     array = np.ctypeslib.ndpointer("float32", 1, flags="C")

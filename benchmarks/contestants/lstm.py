@@ -1,4 +1,4 @@
-"""Training steps of an LSTM: serial in plain Theano, or as an exact function."""
+"""Training steps of an LSTM, in plain Theano or as an exact function."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ TIME, FEATURES, UNITS = 100, 64, 128
 
 
 def make(ranks):
-    """Build the function; fork before, unless ``ranks`` is 0, which is Theano alone."""
+    """Fork and build an exact function, or a function of plain Theano if `ranks` is 0."""
     if ranks:
         synk.fork(ranks)
     lasagne.random.set_rng(np.random.RandomState(0))

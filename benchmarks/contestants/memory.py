@@ -1,4 +1,4 @@
-"""The memory of all ranks together (PSS: pages that processes share are counted once), for data and for collectives."""
+"""Memory of all ranks together for data and for collectives (PSS: pages that processes share count once)."""
 
 import numpy as np
 import psutil
@@ -11,13 +11,13 @@ from benchmarks.contestants._serve import compete
 
 
 def ranks_processes():
-    """Give the processes of this session."""
+    """Return the processes of this session."""
     this = psutil.Process()
     return [this, *this.children()]
 
 
 def data_set(n_bytes):
-    """Give the memory that a data set takes which every rank has read, as a multiple of its size."""
+    """Return the memory of a data set that every rank has read, as a multiple of its size."""
     x = T.fmatrix()
     total = synk.function([x], [(x.max(), "max")], bcast_inputs=[])
     synk.distribute()
@@ -33,13 +33,13 @@ def data_set(n_bytes):
 
 
 def collective(name, n_bytes, ranks):
-    """Give what a collective needs beyond variables and results, all ranks together, in copies of the variable.
+    """Return the memory that a collective needs beyond variables and results, on all ranks, in copies of the variable.
 
-    An all-gather makes a new value next to the old one on each rank, of as many copies as there are ranks.
+    An all-gather makes a new value on each rank, of as many copies as there are ranks, next to the old value.
     """
     variable = theano.shared(np.ones((1, n_bytes // 4), "float32"), "variable")
     first = synk.function([], variable[0, 0])
-    first()  # what was needed to distribute the variable is given back
+    first()  # frees the memory that distributing the variable needed
     grown = {"gather": ranks, "all_gather": ranks * ranks}.get(name, 0)
     processes = ranks_processes()
     before = total_memory(processes)
@@ -50,7 +50,7 @@ def collective(name, n_bytes, ranks):
 
 
 def make(ranks):
-    """Nothing is needed before the first round: each has a session of its own."""
+    """Return ``run``; nothing is prepared, because each round has its own session."""
 
     def run(what, n_bytes):
         synk.fork(ranks)

@@ -1,4 +1,4 @@
-"""A hierarchical regression in PyMC, divided by its rows or as PyMC computes it: evaluations, and draws of NUTS."""
+"""Hierarchical regression in PyMC, divided by its rows or by PyMC alone: evaluations, and draws by NUTS."""
 
 import os
 
@@ -13,7 +13,7 @@ COVARIATES, GROUPS = 20, 8
 
 
 def build(rows):
-    """Give the model, on made data."""
+    """Return the model, on generated data."""
     rng = np.random.default_rng(0)
     x, group = rng.normal(size=(rows, COVARIATES)), rng.integers(0, GROUPS, rows)
     y = x @ np.linspace(-1, 1, COVARIATES) + rng.normal(size=rows)
@@ -25,7 +25,7 @@ def build(rows):
 
 
 def make(rows, kind, ranks=0):
-    """Build what is measured: `kind` is ``"evaluation"`` or ``"nuts"``; 0 ranks are PyMC alone."""
+    """Build the model; `kind` is ``"evaluation"`` or ``"nuts"``, and 0 ranks is PyMC alone."""
     if ranks:
         synk.fork(ranks)
     model = build(rows)

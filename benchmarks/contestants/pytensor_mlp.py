@@ -1,4 +1,4 @@
-"""Training steps of an MLP, 784-800-800-10, with PyTensor's default linker: alone, or on ranks."""
+"""Training steps of the MLP 784-800-800-10 with PyTensor's default linker, alone or on ranks."""
 
 import time
 
@@ -17,7 +17,7 @@ ROWS = 4000
 
 
 def network():
-    """Give inputs, labels, the loss, and the parameters."""
+    """Return inputs, labels, loss and parameters."""
     rng = np.random.RandomState(0)
     x, y = T.fmatrix("x"), T.ivector("y")
     out, params = x, []
@@ -33,7 +33,7 @@ def network():
 
 
 def training(ranks):
-    """Give a function that makes a training step of a pair of arrays; on no ranks it is PyTensor's alone."""
+    """Return a function that makes a training step on a pair of arrays; 0 ranks is PyTensor alone."""
     if ranks:
         synk.fork(ranks)
     x, y, loss, params = network()
@@ -45,13 +45,13 @@ def training(ranks):
 
 
 def images():
-    """Give rows of images, flat, and their labels."""
+    """Return flat images, shape ``(n, 784)``, and their labels."""
     x, y = make_data("mlp", ROWS)
     return x.reshape(len(x), -1), y
 
 
 def print_first_result(ranks, batch):
-    """Make one step, and print how long this process has lived, in seconds: a contestant in a process of its own."""
+    """Make one step, and print the age of this process in seconds; `pytensor_start` runs this in a new process."""
     import psutil
 
     x, y = images()
@@ -60,7 +60,7 @@ def print_first_result(ranks, batch):
 
 
 def make(ranks):
-    """Build the function, and the data."""
+    """Build the function and the data."""
     x, y = images()
     train, batches = training(ranks), Batches(ROWS)
     x_data, y_data = (synk.data(x), synk.data(y)) if ranks else (x, y)

@@ -1,4 +1,4 @@
-"""From the start of a process to the first result of an MLP on PyTensor, compiled now or before, by either linker."""
+"""Time from the start of a process to its first result of an MLP on PyTensor, with an empty or a full compile cache."""
 
 import os
 import subprocess
@@ -11,10 +11,10 @@ PROGRAM = "from benchmarks.contestants.pytensor_mlp import print_first_result; p
 
 
 def make(ranks, linker, batch):
-    """Nothing is prepared: each turn starts processes."""
+    """Return ``run``; nothing is prepared, because each turn starts new processes."""
 
     def run():
-        """Seconds of a first process with an empty cache, and of a second one after it."""
+        """Return the seconds of a process with an empty cache, and of a second process with the cache of the first."""
         with tempfile.TemporaryDirectory() as cache:
             flags = {"PYTENSOR_FLAGS": f"linker={linker},base_compiledir={cache}"}
             command = [sys.executable, "-c", PROGRAM.format(ranks, batch)]

@@ -1,4 +1,4 @@
-"""Epochs over data that nobody writes to, on several machines: what memory of the master travels in each."""
+"""Epochs over constant data on several nodes: bytes of the controller's memory that are sent in each."""
 
 from collections import Counter
 from functools import wraps
@@ -13,7 +13,7 @@ from synkhronos._multinode.shipping import Shipping
 
 
 def make(ranks, n):
-    """Fork, and write `n` rows of 3 kB to shared memory; the function means little, but reads all of each row."""
+    """Fork, and write `n` rows of 3 kB to shared memory; the function reads all of each row."""
     sent, sizes = count_bytes()
     synk.fork(ranks)
     x = T.fmatrix()
@@ -23,7 +23,7 @@ def make(ranks, n):
     batches = Batches(n)
 
     def run(epochs, batch, shuffle):
-        """Give the bytes of rows for each epoch, and at last those of anything else in all of them."""
+        """Return the bytes of rows sent in each epoch, and last, the bytes of other memory sent in all of them."""
         rows = []
         sent.clear()
         for _ in range(epochs):
@@ -37,7 +37,7 @@ def make(ranks, n):
 
 
 def count_bytes():
-    """Count what is shipped from now on: two dicts, of the bytes that were sent and of the sizes, by memory."""
+    """Start to count shipments; return two dicts with the bytes sent, and the size, of each memory key."""
     sent, sizes, load = Counter(), {}, Shipping.load
 
     @wraps(load)
@@ -53,7 +53,7 @@ def count_bytes():
 
 
 def largest(sizes):
-    """Name the largest memory, in which the rows are."""
+    """Return the key of the largest memory, which contains the rows."""
     return max(sizes, key=sizes.get, default=None)
 
 

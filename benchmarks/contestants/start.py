@@ -1,4 +1,4 @@
-"""Starting: from a process that has imported everything to functions that are on all ranks. Once in each process."""
+"""Start-up, measured once in each process: from the end of imports to functions that are on all ranks."""
 
 import pickle
 import sys
@@ -14,7 +14,7 @@ from synkhronos.extensions.train import make_train_function
 
 
 def make(model, ranks, unpickle):
-    """Fork, build the functions of a training script, and distribute them; with `unpickle`, also unpickle them here."""
+    """Fork, build the functions of a training script, and distribute them; if `unpickle`, also unpickle them here."""
     seconds = {}
 
     def clock(part, call, *arguments):
@@ -44,7 +44,7 @@ def make(model, ranks, unpickle):
 
 
 def with_deep_stack(call):
-    """Run ``call()`` in a thread in which deep recursion is no harm: graphs are pickled node by node."""
+    """Run ``call()`` in a thread with a large stack, because pickling a graph recurses from node to node."""
     before = threading.stack_size(512 * 2**20), sys.getrecursionlimit()
     sys.setrecursionlimit(10**6)
     try:

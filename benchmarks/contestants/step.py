@@ -1,4 +1,4 @@
-"""Steps of next to no arithmetic: a gradient, its all-reduce, an update; as one message or as three."""
+"""Steps with almost no arithmetic: a gradient, its all-reduce and an update, in one message or in three."""
 
 import contextlib
 
@@ -11,13 +11,14 @@ from benchmarks.contestants._serve import compete, timed
 
 
 def make(ranks, at_once):
-    """Fork; functions are built when a number of parameters is first asked for.
+    """Fork; the first round of each number of parameters builds its functions.
 
     Parameters
     ----------
     ranks : int
+        Number of ranks.
     at_once : bool
-        Whether a step is one message.
+        Whether a step is sent in one message.
     """
     synk.fork(ranks)
     x, steps_of = T.fvector("x"), {}
@@ -40,7 +41,7 @@ def make(ranks, at_once):
 
     def run(n, steps):
         if n not in steps_of:
-            steps_of.clear()  # the memory of one size at a time
+            steps_of.clear()  # free the memory of the previous size
             steps_of[n] = build(n)
         return timed(steps_of[n], steps, untimed=3)
 

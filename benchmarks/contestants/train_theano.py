@@ -1,6 +1,6 @@
-"""Training steps in plain Theano: one function makes the whole step, with Lasagne's update rule."""
+"""Training steps in plain Theano: one function computes the full step, with Lasagne's update rule."""
 
-import synkhronos  # noqa: F401  patches Theano, which else links no BLAS or does not start
+import synkhronos  # noqa: F401  patches Theano, which otherwise links no BLAS or does not start
 
 import lasagne  # isort: skip
 import theano  # isort: skip

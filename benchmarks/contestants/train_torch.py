@@ -1,4 +1,4 @@
-"""Training steps in PyTorch, the demos' networks layer by layer; several processes use DistributedDataParallel."""
+"""Training steps of the demos' networks in PyTorch; several processes use DistributedDataParallel."""
 
 import os
 
@@ -25,7 +25,7 @@ NETWORKS = {
 
 
 def make(model, n):
-    """Build the network, and join the process group, with `n` rows of data in each process."""
+    """Build the network and `n` rows of data in each process, and join the process group."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     network = NETWORKS[model]()
     if size() > 1:
