@@ -3,4 +3,4 @@
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent.parent / "tests/helpers"))  # whose modules import each other
+sys.path.append(str(Path(__file__).parent.parent / "tests/helpers"))  # its modules import each other

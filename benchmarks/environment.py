@@ -1,4 +1,4 @@
-"""The record of the machine, and how busy it was with other work."""
+"""Description of the machine on which figures are measured, and of its load by other processes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PACKAGES = (
     "mpi4py",
     "mpich",
 )
-VECTORS = ("avx512f", "avx2", "avx", "asimd")  # the widest first
-BUSY = 10  # per cent of the cores, from which on figures are marked as taken on a busy machine
+VECTORS = ("avx512f", "avx2", "avx", "asimd")  # widest first
+BUSY = 10  # per cent of the cores; with a higher load, figures are marked as measured on a busy machine
 
 
 def describe() -> dict[str, Any]:
-    """Give the record; takes a second, in which this process does nothing, to see what others do."""
+    """Return the description. It takes one second, in which this process sleeps to measure the load by others."""
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "processor": processor(),
@@ -45,7 +45,7 @@ def describe() -> dict[str, Any]:
 
 
 def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
-    """Name the kind of processor: its model, as virtual machines call it, its numbers, and its widest vectors."""
+    """Return the processor's model name, its family and model numbers, and its widest vector extension."""
     fields: dict[str, str] = {}
     with open(cpuinfo) as file:
         for line in file:
@@ -59,7 +59,7 @@ def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
 
 
 def version(name: str) -> str:
-    """Give the version of an installed package, or a dash."""
+    """Return the version of an installed package, or a dash if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -67,7 +67,7 @@ def version(name: str) -> str:
 
 
 def busy(seconds: float = 1.0) -> int:
-    """Give the part of this process's cores, in per cent, that others use while it waits."""
+    """Return the load of this process's cores by other processes, in per cent, measured while this one sleeps."""
     cores = sorted(os.sched_getaffinity(0))
     psutil.cpu_percent(percpu=True)
     time.sleep(seconds)

@@ -1,8 +1,8 @@
-"""Contests: programs that are measured in turns, in one run on one machine.
+"""Contest of programs that are measured in turns, in one run on one machine.
 
-Each contestant is a process, or several, that lives through the whole contest and waits without using
-the processor while others have their turn: A B C A B C. All start, and have a round that does not
-count, before the first round that does.
+A contestant is one or several processes, which exist during the full contest. They run in turns (A B C A B C) and wait
+without using the processor while others run. All contestants start and run a warm-up round before the first measured
+round.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from benchmarks.peers import missing
 from benchmarks.processes import Contestant, ContestantFailed, Running
 from benchmarks.samples import Sample
 
-CORES = 2  # what the targets are for
+CORES = 2  # number of cores that the targets assume
 AVAILABLE = sorted(os.sched_getaffinity(0))
-START_SECONDS = 900.0  # Theano may have to compile, or DeepSpeed its kernels
+START_SECONDS = 900.0  # Theano or DeepSpeed may have to compile
 ROUND_SECONDS = 300.0
 
 Turns = dict[str, tuple[Contestant, dict[str, Any]]]
 
 
 def use_cores(n: int | None) -> None:
-    """Keep this process, and those that it will start, to `n` of the cores that it was started with, or to all."""
+    """Restrict this process and its later children to `n` of the cores that it started with, or to all if None."""
     os.sched_setaffinity(0, AVAILABLE[:n])
 
 
 class Contest:
-    """Starts contestants, lets them run in turns, and ends them; use it in a ``with`` statement.
+    """Context manager that starts contestants, runs them in turns, and ends them.
 
     Parameters
     ----------
     contestants : list of Contestant
     aside : list of Contestant
-        Started, too, for turns of their own: `alike` leaves them out.
+        More contestants, which `alike` leaves out.
 
     Attributes
     ----------
     gaps : dict of str
-        For each peer that cannot take part, by name: why.
+        Reasons for which peers cannot take part, by the peers' names.
     facts : dict of dict
-        For each of the others: what it says about itself.
+        Facts that the other contestants report about themselves, by their names.
     """
 
     def __init__(self, contestants: Sequence[Contestant], aside: Sequence[Contestant] = ()) -> None:
@@ -79,30 +79,31 @@ class Contest:
             self.facts[contestant.name] = running.facts
 
     def alike(self, **parameters: Any) -> Turns:
-        """Give turns with the same parameters for every contestant."""
+        """Return turns with the same parameters for every contestant."""
         return {contestant.name: (contestant, parameters) for contestant in self.contestants}
 
     def run(self, rounds: int, turns: Turns, warm_up: int = 1) -> dict[str, Sample]:
-        """Let contestants run in turns.
+        """Run contestants in turns.
 
         Parameters
         ----------
         rounds : int
-            How many rounds count.
+            Number of measured rounds.
         turns : dict of (Contestant, dict)
-            The turns of each round, in order: a label, whose turn it is, and the parameters of its ``run``. Those of
-            contestants that cannot take part are left out.
+            The turns of each round, in order: for each label, the contestant and the parameters of its ``run``. Turns
+            of contestants that cannot take part are left out.
         warm_up : int
-            Rounds before these that do not count.
+            Number of earlier rounds, which are not measured.
 
         Returns
         -------
         dict of Sample
-            What was measured, by label.
+            The measurements, by label.
 
         Raises
         ------
         ContestantFailed
+            If a contestant raises an exception, ends, or takes too long.
         """
         samples: dict[str, list[list[float]]] = {
             label: [] for label, (contestant, _) in turns.items() if contestant.name in self._running
@@ -114,6 +115,6 @@ class Contest:
                 running.send(parameters)
                 answers = running.wait("numbers", ROUND_SECONDS)
                 if number >= 0:
-                    # Of several processes, the slowest one counts.
+                    # a contestant is as slow as its slowest process
                     measured.append([max(numbers) for numbers in zip(*answers)])
         return {label: Sample(measured) for label, measured in samples.items()}

@@ -1,4 +1,4 @@
-"""Which of the contestants' packages are there; nothing is imported to find out."""
+"""Detect which of the contestants' packages are installed, without importing them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES = {"torch": "PyTorch", "mpich": "MPICH", "lasagne": "Lasagne", "demos.resn
 
 
 def missing(needs: Sequence[str]) -> str | None:
-    """Name the first of these packages that is not installed, or give None."""
+    """Return a message that names the first of these packages that is not installed, or None."""
     for name in needs:
         found = find_mpiexec() if name == "mpich" else find_module(name)
         if not found:
@@ -29,6 +29,6 @@ def find_module(name: str) -> bool:
 
 
 def find_mpiexec() -> str | None:
-    """Return the path of ``mpiexec``: next to this Python, where the package ``mpich`` installs it, or on the PATH."""
+    """Return the path of ``mpiexec`` next to this Python, where the package ``mpich`` installs it, or on the PATH."""
     installed = Path(sys.prefix) / "bin" / "mpiexec"
     return str(installed) if installed.exists() else shutil.which("mpiexec")

@@ -1,4 +1,4 @@
-"""A contestant, and the processes in which it runs."""
+"""Contestants, and the processes in which they run."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class ContestantFailed(RuntimeError):
-    """A contestant raised an exception, ended, or took too long; the first line of the text says which."""
+    """Raised if a contestant fails, ends, or takes too long; the first line of the message states the cause."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A program to measure.
+    """Program to measure.
 
     Parameters
     ----------
     name : str
-        As in tables and pictures.
+        Name in tables and pictures.
     module : str
-        A module that calls `benchmarks.contestants._serve.compete`.
+        Module that calls `benchmarks.contestants._serve.compete`.
     arguments : dict
-        For the module's ``make``.
+        Arguments of the module's ``make``.
     processes : int
-        How many of its processes the harness controls; programs that fork by themselves have one.
+        Number of its processes that the harness controls. Programs that fork have one.
     threads : int
-        Limit of the threads of OpenMP and BLAS in each process.
+        Maximum number of threads of OpenMP and BLAS in each process.
     needs : tuple of str
-        Packages without which it cannot take part.
+        Packages that it requires.
     mpi : bool
         Whether ``mpiexec`` starts it.
     peer : bool
-        Whether a figure goes on without it, with a gap: another framework.
+        Whether it is another framework. If a peer cannot take part, the figure is measured without it, with a gap.
     environment : dict
-        Further environment variables.
+        Additional environment variables.
     hosts : Hosts, optional
-        Where it runs: as many processes on each, and with `mpi` at least one.
+        Hosts on which it runs, with equally many processes on each, and with `mpi` at least one.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Contestant:
     hosts: Hosts | None = None
 
     def commands(self, command: list[str]) -> list[list[str]]:
-        """Give what has to be started, so that `command` runs in each of its processes."""
+        """Return the commands to start, which run `command` in each of its processes."""
         if self.hosts is None:
             mpiexec = [str(find_mpiexec()), "-n", str(self.processes)]
             return [[*mpiexec, *command]] if self.mpi else [command] * self.processes
@@ -76,23 +76,23 @@ class Contestant:
 
 
 class Running:
-    """A contestant's processes, and the connections to them.
+    """Processes of a contestant, which the constructor starts, and the connections to them.
 
     Parameters
     ----------
     contestant : Contestant
-        It is started.
     seconds : float
-        How long it may take until it is ready.
+        Time limit until it is ready.
 
     Attributes
     ----------
     facts : dict
-        What it says about itself (its first process, if it has several).
+        Facts that the contestant's first process reports about it.
 
     Raises
     ------
     ContestantFailed
+        If it does not start within the time limit.
     """
 
     def __init__(self, contestant: Contestant, seconds: float) -> None:
@@ -124,7 +124,7 @@ class Running:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                # Not a session of its own: the kernel gives each session the same part of a busy machine, so that
+                # A process group, not a session: the kernel gives each session an equal share of a busy machine, so
                 # contestants of several processes would get more than those that fork.
                 preexec_fn=os.setpgrp,
             )
@@ -141,7 +141,7 @@ class Running:
         if one.hosts is not None:
             environment.update(ENVIRONMENT, GLOO_SOCKET_IFNAME="eth0")
         environment.update(one.environment)
-        # A compile cache of the benchmarks' own: the time to read one grows with it.
+        # The benchmarks have their own compile cache, because the time to read a cache grows with its size.
         flags = (
             os.environ.get("THEANO_FLAGS"),
             f"base_compiledir={sys.prefix}/theano",
@@ -175,11 +175,12 @@ class Running:
                 raise self._failed("ended") from None
 
     def wait(self, key: str, seconds: float) -> list[Any]:
-        """Wait for an answer of each process, and give what they say under `key`.
+        """Wait for an answer of each process, and return the values under `key`.
 
         Raises
         ------
         ContestantFailed
+            If a process fails, ends, or does not answer in time.
         """
         return [self._answer(i, key, seconds) for i in range(len(self._streams))]
 
@@ -202,7 +203,7 @@ class Running:
         return ContestantFailed(f"{self.contestant.name}: {why}\n{printed}")
 
     def stop(self) -> None:
-        """Hang up, upon which the processes end; kill those that do not."""
+        """Disconnect, so that the processes end; kill those that do not end."""
         for stream, connection in zip(self._streams, self._connections):
             stream.close()
             connection.close()

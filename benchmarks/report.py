@@ -1,4 +1,4 @@
-"""The page docs/benchmarks.md and the pictures, made of docs/benchmarks.json and of `remarks.json` alone."""
+"""Page docs/benchmarks.md and its pictures, generated from docs/benchmarks.json and `remarks.json` alone."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ MARKS = {"reached": "reached", "missed": "**missed**", "gap": "*gap*", "": ""}
 
 
 def folder_of(page: Path, processor: str) -> Path:
-    """Return the folder of a page's pictures of a kind of processor."""
+    """Return the folder of a page's pictures for a kind of processor."""
     return page.with_suffix("") / anchor(processor)
 
 
 def number(value: float) -> str:
-    """Give a number with three digits or so."""
+    """Format a number with about three digits."""
     if value == 0 or 0.01 <= abs(value) < 10:
         return f"{value:.2f}"
     return f"{value:.1f}" if 10 <= abs(value) < 100 else f"{value:,.3g}" if abs(value) < 1 else f"{value:,.0f}"
 
 
 def target(row: Row) -> str:
-    """Give a row's target in words."""
+    """Format a row's target."""
     return "" if row.limit is None else f"{'≥' if row.at_least else '≤'} {number(row.limit)} {row.unit}"
 
 
 def reached(row: Row) -> str:
-    """Give what a row reached, with its spread, or why it was not measured."""
+    """Format a row's value with its spread, or return the reason why it was not measured."""
     if row.value is None or row.low is None or row.high is None:
         return row.gap or ""
     return f"{number(row.value)} {row.unit} ({number(row.low)}–{number(row.high)})"
@@ -61,12 +61,12 @@ def write_page(page: Path, order: Sequence[str] = ()) -> None:
 
 
 def make_page(results: dict[str, list[Result]], remarks: dict[str, str]) -> str:
-    """Give the page's text.
+    """Return the page's text.
 
     Parameters
     ----------
     results : dict of list of Result
-        Of each kind of processor, by the folder of its pictures, relative to the page.
+        Results for each kind of processor, by the folder of its pictures relative to the page.
     remarks : dict of str
         Causes of missed targets by the rows' keys. Those of targets that are not missed are left out.
     """
@@ -80,7 +80,7 @@ def make_page(results: dict[str, list[Result]], remarks: dict[str, str]) -> str:
 
 
 def overview(results: Sequence[Result], remarks: dict[str, str]) -> list[str]:
-    """Give the table of a kind of processor, and why what is missed is missed."""
+    """Return the table of a kind of processor, and the causes of missed targets."""
     lines = ["| what | target | reached | |", "| --- | --- | --- | --- |"]
     for result in results:
         lines.append(f"| **{result.title}** | | | |")
@@ -95,7 +95,7 @@ def overview(results: Sequence[Result], remarks: dict[str, str]) -> list[str]:
 
 
 def section(result: Result, folder: str) -> list[str]:
-    """Give a figure's part of the page: the method, the machine, the numbers and the picture."""
+    """Return a figure's section of the page: the method, the machine, the numbers and the picture."""
     lines = ["", f"### {result.title}", "", result.method, "", machine(result)]
     for title, panel in result.groups.items():
         lines += ["", f"| {title} ({panel['unit']}) | median | quartiles | measured |", "| --- | ---: | ---: | ---: |"]
@@ -115,7 +115,7 @@ def section(result: Result, folder: str) -> list[str]:
 
 
 def machine(result: Result) -> str:
-    """Describe where and when a figure was taken, by which kernels, and whether the machine had other work."""
+    """Describe when and on which machine a figure was measured, the BLAS kernels, and other load if there was any."""
     record = dict(result.environment)
     busy = record.pop("busy", 0)
     text = f"{record.pop('date', '')}: " + ", ".join(f"{name} {value}" for name, value in record.items())
@@ -125,7 +125,7 @@ def machine(result: Result) -> str:
 
 
 def anchor(title: str) -> str:
-    """Give a heading's anchor as forges and MyST make it."""
+    """Return the anchor that forges and MyST give a heading."""
     kept = "".join(char for char in title.lower() if char.isalnum() or char in " -_")
     return kept.replace(" ", "-")
 

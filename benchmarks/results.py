@@ -1,4 +1,4 @@
-"""Results of figures: rows of the table with their verdicts, and the numbers behind them, as JSON."""
+"""Results of figures, stored as JSON: rows of the table with their verdicts, and the measurements."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 
 from benchmarks.samples import Estimate, Sample
 
-LINE = 200  # characters: shorter parts of the file of all results are on one line
+LINE = 200  # characters; shorter parts of the file of all results are written on one line
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """Row of the table.
 
     Parameters
     ----------
     key : str
-        What `remarks.json` calls it.
+        Key in `remarks.json`.
     what : str
-        What was compared.
+        Description of the comparison.
     unit : str
-        Behind each number.
+        Unit of the numbers.
     limit : float, optional
-        The target; without one, the row is for information.
+        Target. A row without one is for information.
     at_least : bool
         Whether the target is a lower limit.
     value, low, high : float, optional
-        What was reached, and its quartiles over the rounds.
+        Measured value, and its quartiles over the rounds.
     gap : str, optional
-        Why nothing was measured.
+        Reason why nothing was measured.
     """
 
     key: str
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """``"reached"``, ``"missed"``, ``"gap"``, or ``""`` where there is no target."""
+        """``"reached"``, ``"missed"``, ``"gap"``, or ``""`` without a target."""
         if self.value is None:
             return "gap"
         if self.limit is None:
@@ -57,31 +57,31 @@ class Row:
 
 @dataclass
 class Result:
-    """A figure's findings.
+    """Results of one figure.
 
     Attributes
     ----------
     name, title : str
-        The figure's module, and its heading.
+        Name and heading of the figure.
     method : str
-        What was done.
+        Description of the measurement.
     rows : list of Row
+        Rows of the table.
     groups : dict of dict
-        What was measured: for each group, which is one panel of the picture, its unit, its contestants and bounds
-        (for each the median, the two quartiles, and how many numbers there are), and the reasons of its gaps.
+        Measurements by group, which is one panel of the picture. A group has a unit, contestants and bounds (for each
+        the median, the two quartiles and the number of measurements), and the reasons of gaps.
     tables : dict of dict
-        Further tables of numbers, by their titles: columns and rows.
+        Additional tables by title, each with columns and rows.
     kernels : dict of list
-        The names of the contestants that multiply matrices with each BLAS library.
+        Names of the contestants that multiply matrices with each BLAS library.
     parameters : dict
         Parameters of the run that the picture shows.
     environment : dict
-        The machine.
+        Description of the machine.
     failure : str
-        Why there is nothing, if there should be something.
+        Reason why the figure could not be measured, or an empty string.
     facts, samples : dict
-        The reports of contestants about themselves, and all numbers of each round: raw data, which only `save_raw`
-        writes.
+        Facts that contestants report about themselves, and all numbers of each round. Only `save_raw` writes them.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Result:
         gaps: dict[str, str] | None = None,
         bounds: dict[str, Sample] | None = None,
     ) -> None:
-        """Note what contestants measured, in `unit`, which of them could not take part, and what bounds the others."""
+        """Store the measurements of a group in `unit`, the reasons why contestants could not take part, and bounds."""
         panel = self.groups.setdefault(group, {"unit": unit, "contestants": {}, "bounds": {}, "gaps": {}})
         panel["gaps"].update(gaps or {})
         for kind, measured in (("contestants", samples), ("bounds", bounds or {})):
@@ -132,11 +132,11 @@ class Result:
         Parameters
         ----------
         key, what, unit : str
-            As in `Row`.
+            Attributes of the `Row`.
         found : Estimate or str
-            What was found, or why nothing was.
+            Measured value, or the reason why there is none.
         at_least, at_most : float, optional
-            The target: one of them, or neither.
+            Target: at most one of them.
         """
         limit = at_most if at_least is None else at_least
         row = Row(f"{self.name}/{key}", what, unit, limit, at_most is None)
@@ -146,7 +146,7 @@ class Result:
             self.rows.append(replace(row, value=found.value, low=found.low, high=found.high))
 
     def save(self, path: Path) -> None:
-        """Write this result, without its raw data, into the file of all results.
+        """Write this result, without its raw data, to the file of all results.
 
         It replaces an earlier result of the same figure on the same kind of processor.
         """
@@ -156,13 +156,13 @@ class Result:
         path.write_text(_layout(content, 3) + "\n")
 
     def save_raw(self, folder: Path) -> None:
-        """Write ``NAME.json`` with the raw data into a folder."""
+        """Write this result with its raw data to ``NAME.json`` in a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{self.name}.json").write_text(json.dumps(asdict(self), ensure_ascii=False, default=str) + "\n")
 
 
 def load(path: Path) -> list[Result]:
-    """Read the file of all results; without a file there are none."""
+    """Read the file of all results; return an empty list if it does not exist."""
     results = [Result(**content) for content in json.loads(path.read_text())] if path.exists() else []
     for result in results:
         result.rows = [Row(**row) for row in result.rows]  # type: ignore[arg-type]
@@ -172,14 +172,14 @@ def load(path: Path) -> list[Result]:
 
 
 def _without_empty(value: Any) -> Any:
-    """Leave out empty parts."""
+    """Return the value without its empty parts."""
     if isinstance(value, dict):
         return {key: _without_empty(one) for key, one in value.items() if one not in (None, "", {}, [])}
     return [_without_empty(one) for one in value] if isinstance(value, list) else value
 
 
 def _layout(value: Any, levels: int, indent: str = "") -> str:
-    """Format as JSON, with a line for each item of the outer `levels` that is long and has items of its own."""
+    """Format as JSON; in the outer `levels`, each item of a long nested container has its own line."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     items = list(value.values()) if isinstance(value, dict) else value
     nested = isinstance(items, list) and any(isinstance(item, (dict, list)) for item in items)

@@ -1,4 +1,4 @@
-"""Medians, quartiles and ratios of what was measured in rounds."""
+"""Medians, quartiles and ratios of numbers that were measured in rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Sample:
-    """What one contestant measured: a list of numbers for each round."""
+    """Measurements of one contestant: a list of numbers for each round."""
 
     rounds: list[list[float]]
 
@@ -30,13 +30,13 @@ class Sample:
         return [float(np.median(numbers)) for numbers in self.rounds]
 
     def scaled(self, factor: float) -> Sample:
-        """Give all numbers times a factor."""
+        """Return a sample with all numbers multiplied by a factor."""
         return Sample([[number * factor for number in numbers] for numbers in self.rounds])
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its spread: the quartiles of the same number taken for each round alone."""
+    """Number with its spread: the quartiles of the same number computed for each round."""
 
     value: float
     low: float
@@ -44,19 +44,19 @@ class Estimate:
 
 
 def ratio(numerator: Sample, denominator: Sample) -> Estimate:
-    """Divide the medians of two samples that were taken in turns."""
+    """Divide the medians of two samples that were measured in turns."""
     rounds = np.divide(numerator.medians, denominator.medians)
     return _estimate(numerator.median / denominator.median, rounds)
 
 
 def difference(minuend: Sample, subtrahend: Sample) -> Estimate:
-    """Subtract the medians of two samples that were taken in turns."""
+    """Subtract the medians of two samples that were measured in turns."""
     rounds = np.subtract(minuend.medians, subtrahend.medians)
     return _estimate(minuend.median - subtrahend.median, rounds)
 
 
 def absolute(sample: Sample) -> Estimate:
-    """Give the median of one sample."""
+    """Return the median and the quartiles of one sample."""
     return Estimate(sample.median, *sample.quartiles)
 
 
