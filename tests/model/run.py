@@ -1,4 +1,4 @@
-"""Check sync.pml with spin, for two and three ranks: the protocol itself, and each broken variant, which must fail."""
+"""Check sync.pml with spin for two and three ranks; the protocol must pass, and each broken variant must fail."""
 
 import re
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 MODEL = Path(__file__).with_name("sync.pml")
 
-#: No rank waits for ever; and, under weak fairness, no rank loops for ever.
+#: Options of spin and pan: no rank waits for ever, and under weak fairness, no rank loops for ever.
 STUCK = (["-DSAFETY"], [])
 ENDLESS = (["-DNP"], ["-l", "-f"])
 NOTHING, FAILURE, DEATH = range(3)
@@ -33,7 +33,7 @@ BROKEN = [
 
 
 def finds_an_error(settings, kind):
-    """Whether spin finds an error in an exhaustive search."""
+    """Return whether an exhaustive search of spin finds an error."""
     defines, options = kind
     with tempfile.TemporaryDirectory() as folder:
 
@@ -62,7 +62,7 @@ def main():
         is_wrong = found != ("BROKEN" in settings)
         print("an error" if found else "no error", "(WRONG)" if is_wrong else "", flush=True)
         wrong += is_wrong
-    sys.exit(f"{wrong} of {len(CHECKS + BROKEN)} checks went wrong" if wrong else 0)
+    sys.exit(f"{wrong} of {len(CHECKS + BROKEN)} checks have a wrong result" if wrong else 0)
 
 
 main()

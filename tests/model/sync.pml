@@ -1,32 +1,32 @@
-/* Model of the protocol of synkhronos/_native/sync.h: a master and its workers, messages, barriers, answers.
+/* Model of the protocol of synkhronos/_native/sync.h: a controller and its workers, messages, barriers, answers.
  *
- * For each message every rank passes some barriers and answers. FAULT=1: one rank fails, anywhere, and sets the
- * abort flag. FAULT=2: one rank is killed. Spinning before parking is modelled as one read, at the end of the spin.
- * A time-out ends a sleep only after a death: spin reports an invalid end state if a rank sleeps although the
- * awaited counters have arrived, or the flag is set, and no other rank will wake it.
+ * For each message, every rank passes some barriers; every worker then answers. FAULT=1: one rank fails anywhere, and
+ * sets the abort flag. FAULT=2: one rank is killed anywhere. Spinning before parking is modelled as one read, at the
+ * end of the spin. A time-out ends a sleep only after a death. Spin therefore reports an invalid end state if a rank
+ * sleeps although the awaited counters have arrived or the flag is set, and no other rank will wake it.
  *
- * BROKEN=1: a parking rank does not read the counters again after it has set its `parked` flag. 2: nor the abort
- * flag. 3: a posting rank reads which ranks are parked before it writes its counter. 4: the kernel puts to sleep a
- * rank that was just woken. 5: the abort flag is cleared before all ranks have answered. 6: no rank notices a killed
- * rank. `run.py` must find an error in each. */
+ * `run.py` must find an error in each broken variant. BROKEN=1: a parking rank does not read the counters again after
+ * it has set its `parked` flag. 2: it does not read the abort flag again. 3: a posting rank reads which ranks are
+ * parked before it writes its counter. 4: the kernel puts a rank to sleep that was just woken. 5: the abort flag is
+ * cleared before all workers have answered. 6: no rank detects a killed rank. */
 #ifndef BROKEN
 #define BROKEN 0
 #endif
-#define MASTER 0
+#define CONTROLLER 0
 
 mtype = { SENT, ANSWERED, ARRIVED }
 
 byte sent, answered[N], arrived[N];
-bool parked[N], asleep[N]; /* `parked`: as announced; `asleep`: in the kernel */
+bool parked[N], asleep[N]; /* `parked`: as other ranks see it; `asleep`: in the kernel */
 byte wakes[N];
 bool aborted, faulty;
 byte failed;               /* the message at which a rank failed */
 bool dead[N], somebody_died;
 
 #define is_behind(counter, rank, value) \
-    (counter == SENT && sent < value || counter == ANSWERED && rank != MASTER && answered[rank] < value \
+    (counter == SENT && sent < value || counter == ANSWERED && rank != CONTROLLER && answered[rank] < value \
      || counter == ARRIVED && arrived[rank] < value)
-#define has_lost_a_peer (BROKEN != 6 && (me == MASTER && somebody_died || dead[MASTER]))
+#define has_lost_a_peer (BROKEN != 6 && (me == CONTROLLER && somebody_died || dead[CONTROLLER]))
 
 /* The rank may be killed here. */
 #if FAULT == 2
@@ -41,7 +41,7 @@ inline may_die()
 #define may_die() skip
 #endif
 
-/* Reads one counter after the other, as sync_reached does. */
+/* Reads the counters one by one, as sync_reached does. */
 inline look(counter, value)
 {
     do
@@ -54,8 +54,9 @@ inline look(counter, value)
 inline wake_others(counter)
 {
     do
-    :: atomic { peer < N && (peer == me || counter == ANSWERED && peer != MASTER || !parked[peer]) -> peer++ }
-    :: atomic { peer < N && peer != me && !(counter == ANSWERED && peer != MASTER) && parked[peer] -> wakes[peer]++ };
+    :: atomic { peer < N && (peer == me || counter == ANSWERED && peer != CONTROLLER || !parked[peer]) -> peer++ }
+    :: atomic { peer < N && peer != me && !(counter == ANSWERED && peer != CONTROLLER) && parked[peer] ->
+                wakes[peer]++ };
         may_die();
         atomic { asleep[peer] = false; peer++ }
     :: atomic { peer == N -> peer = 0; break }
@@ -169,7 +170,7 @@ proctype Rank(byte me)
     bool reached;
 
     if
-    :: me != MASTER -> goto serve
+    :: me != CONTROLLER -> goto serve
     :: else
     fi;
     do
@@ -187,14 +188,15 @@ proctype Rank(byte me)
         fi
     :: else -> number++; post(SENT, number); goto over
     od;
-    /* A worker is dead: release the others, and end the master when they have answered. */
+    /* A worker is dead: release the others, and end the controller when they have answered. */
     abort();
     do
-    :: atomic { peer < N && (peer == MASTER || answered[peer] == number || dead[peer]) -> peer++ }
-    :: atomic { peer < N && !(peer == MASTER || answered[peer] == number || dead[peer]) -> peer = 0 }; park(ANSWERED, number)
+    :: atomic { peer < N && (peer == CONTROLLER || answered[peer] == number || dead[peer]) -> peer++ }
+    :: atomic { peer < N && !(peer == CONTROLLER || answered[peer] == number || dead[peer]) -> peer = 0 };
+        park(ANSWERED, number)
     :: peer == N -> break
     od;
-    dead[MASTER] = true;
+    dead[CONTROLLER] = true;
     goto over;
 
 serve:
@@ -206,7 +208,7 @@ serve:
         fi;
         execute();
         if
-        :: dead[MASTER] -> break
+        :: dead[CONTROLLER] -> break
         :: else -> post(ANSWERED, number)
         fi
     od;
