@@ -35,7 +35,7 @@ def main(argv=None):
     x, w = T.dmatrix("x"), T.dvector("w")
     y = T.dot(x, w)
 
-    # x is scattered, w is broadcast to every rank. Each output has another op.
+    # x is scattered, w is broadcast to every rank. Each output has a different op.
     ops = ["avg", "sum", "max", "min", "prod", "gather"]
     reduced = {"avg": y.mean(), "sum": y.sum(), "max": y.max(), "min": y.min(), "prod": y.prod()}
     reduced["gather"] = y

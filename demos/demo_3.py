@@ -58,7 +58,7 @@ def main(argv=None):
     synk.broadcast(s, np.arange(3.0))
     check("broadcast of a value", synk.gather(s), [np.arange(3.0)] * ranks)
     synk.reduce(s, op="sum")
-    check("reduce: the master's copy", s.get_value(), ranks * np.arange(3.0))
+    check("reduce: the controller's copy", s.get_value(), ranks * np.arange(3.0))
     synk.broadcast(s)
     check("broadcast: the last rank's copy", synk.get_value(ranks - 1, s), ranks * np.arange(3.0))
 

@@ -68,7 +68,7 @@ def main(argv=None):
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch-size", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--accuracy", type=float, default=0.95, help="of the test set; less is an error")
+    parser.add_argument("--accuracy", type=float, default=0.95, help="minimum test accuracy (%(default)s)")
     args = parser.parse_args(argv)
 
     x_train, y_train, x_test, y_test = load(args.seed)

@@ -1,7 +1,7 @@
 """k-means on all ranks, as an exact function.
 
-A step of Lloyd's algorithm (1982) is one call: each rank assigns its rows to the nearest centres, the sums of rows are
-added up over the ranks, and an update moves the centres. They are compared with those of a serial run.
+A step of Lloyd's algorithm (1982) is one call. Each rank assigns its rows to the nearest centres, the sums and counts
+of rows are added over the ranks, and an update moves the centres. The centres are compared with those of a serial run.
 """
 
 import argparse

@@ -27,7 +27,7 @@ RATE, VOLATILITY, STRIKE = 0.02, 0.3, 1.0
 
 
 def build(function, **options):
-    """Build a function from starting prices, one for each path, to the mean pay-off and the mean of its square."""
+    """Build a function that returns the mean pay-off and its mean square for starting prices, one for each path."""
     start = T.dvector("start")
     uniform = Streams(1).uniform(size=(start.shape[0], STEPS), dtype="float64", low=1e-12)
     normal = T.sqrt(2) * T.erfinv(2 * uniform - 1)
@@ -56,9 +56,9 @@ def main(argv=None):
 
     own = build(synk.function, exact=True, random="own")
     estimates = [float(own(start)[0]) for _ in range(4)]
-    print(f"draws of the ranks' own: {', '.join(f'{estimate:.6f}' for estimate in estimates)}")
+    print(f"draws from each rank's own stream: {', '.join(f'{estimate:.6f}' for estimate in estimates)}")
     np.testing.assert_allclose(estimates, expected, atol=6 * error)
-    assert len(set(estimates)) == 4, "streams go on"
+    assert len(set(estimates)) == 4, "two calls drew the same numbers"
     synk.close()
     print("Monte Carlo: all results agree with a serial run")
 

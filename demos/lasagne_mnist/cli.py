@@ -44,15 +44,15 @@ def make_parser(description: str, ranks: bool = True) -> argparse.ArgumentParser
         "--batch-size", type=positive, default=64, help="images in a minibatch, all ranks together (%(default)s)"
     )
     parser.add_argument("--epochs", type=positive, default=10, help="passes over the training set (%(default)s)")
-    parser.add_argument("--update-rule", default="adam", choices=RULES, help="(%(default)s)")
-    parser.add_argument("--learning-rate", type=float, help="(one that suits the rule)")
-    parser.add_argument("--seed", type=int, default=1, help="of weights, order of images, dropout (%(default)s)")
+    parser.add_argument("--update-rule", default="adam", choices=RULES, help="name of the rule (%(default)s)")
+    parser.add_argument("--learning-rate", type=float, help="(depends on the update rule)")
+    parser.add_argument("--seed", type=int, default=1, help="for weights, order of images, dropout (%(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the results to FILE")
     if ranks:
         parser.add_argument(
-            "--checkpoint", metavar="FILE", help="saved after each epoch (~/.cache/synkhronos/checkpoints)"
+            "--checkpoint", metavar="FILE", help="file to save to after each epoch (in ~/.cache/synkhronos/checkpoints)"
         )
-        parser.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")
+        parser.add_argument("--resume", action="store_true", help="continue from the checkpoint, if it exists")
         parser.add_argument("--ranks", type=positive, help="processes (one for each device)")
     return parser
 

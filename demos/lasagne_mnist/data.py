@@ -31,7 +31,7 @@ MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
     "http://yann.lecun.com/exdb/mnist/",
 )
-DIGITS = "digits"  # instead of a folder
+DIGITS = "digits"  # value of `where` for scikit-learn's digits
 TIMEOUT = 5.0  # seconds without a response, or without further bytes
 MNIST_VALIDATION = 10000  # at the end of the 60,000 training images
 DIGITS_TEST, DIGITS_VALIDATION = 300, 200  # of 1,797
@@ -159,7 +159,7 @@ def download_file(url: str, path: Path, checksum: str) -> None:
     try:
         pooch.retrieve(url, f"sha256:{checksum}", path.name, path.parent, downloader=downloader)
     except ValueError as error:
-        raise OSError(f"{url}: a wrong checksum: {error}") from None
+        raise OSError(f"{url} has a wrong checksum: {error}") from None
 
 
 def load_mnist(folder: Path) -> DigitSets:
@@ -172,7 +172,7 @@ def load_mnist(folder: Path) -> DigitSets:
     """
     x, y, x_test, y_test = (read_idx(find_file(folder, name)) for name in FILES)
     if len(x) != len(y) or len(x_test) != len(y_test) or x.shape[1:] != (28, 28):
-        raise ValueError(f"the files in {folder} do not fit together: {x.shape} and {y.shape}")
+        raise ValueError(f"images and labels in {folder} do not match: {[a.shape for a in (x, y, x_test, y_test)]}")
     stop = len(x) - min(MNIST_VALIDATION, len(x) // 6)
     images, labels = scale(x, 255), y.astype(np.int32)
     return DigitSets(

@@ -67,7 +67,7 @@ class Checkpoints:
         except ValueError as error:
             raise SystemExit(f"--resume: {error}") from None
         if self._settings.get_value() != settings:
-            raise SystemExit(f"--resume: {self._path} is of a run with other arguments or other data")
+            raise SystemExit(f"--resume: {self._path} was saved by a run with other arguments or other data")
         print(f"going on after epoch {self.epochs_done}, from {self._path}")
 
     def save(self) -> None:

@@ -30,9 +30,9 @@ def make_model(n_rows, n_covariates, n_groups, seed):
 def main():
     """Sample, and check the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--ranks", type=int, default=None, help="default: one for each core")
+    parser.add_argument("--ranks", type=int, default=None, help="processes (default: one for each core)")
     parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--draws", type=int, default=200, help="after as many for tuning")
+    parser.add_argument("--draws", type=int, default=200, help="draws, after as many for tuning (%(default)s)")
     arguments = parser.parse_args()
 
     n_ranks = synk.fork(arguments.ranks)

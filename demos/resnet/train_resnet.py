@@ -25,19 +25,19 @@ from synkhronos.extensions import updates
 def add_options(parser):
     """Add the options for several ranks."""
     parser.add_argument("--ranks", "--n-parallel", type=positive, help="processes (one for each device)")
-    parser.add_argument("--devices", help="their names: one, or one for each rank, as in cuda0,cuda1")
+    parser.add_argument("--devices", help="names of devices: one, or one for each rank, such as cuda0,cuda1")
     gpu = parser.add_mutually_exclusive_group()
-    gpu.add_argument("--use-gpu", action="store_true", default=None, help="GPUs, or fail (GPUs if there are any)")
-    gpu.add_argument("--cpu", action="store_false", dest="use_gpu", help="CPU cores")
-    parser.add_argument("--fixed-batch", action="store_true", help="--batch-size is of all ranks together, not of each")
+    gpu.add_argument("--use-gpu", action="store_true", default=None, help="require GPUs (default: if available)")
+    gpu.add_argument("--cpu", action="store_false", dest="use_gpu", help="use CPU cores")
+    parser.add_argument("--fixed-batch", action="store_true", help="--batch-size is that of all ranks together")
     parser.add_argument(
         "--all-reduce",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="combine the gradients; without it, each rank trains a network of its own",
+        help="combine the gradients; without it, each rank trains its own network",
     )
     parser.add_argument(
-        "--num-slices", type=positive, help="pieces in which a rank validates its share (of at most --batch-size)"
+        "--num-slices", type=positive, help="slices in which a rank validates its shard (of at most --batch-size)"
     )
 
 

@@ -105,9 +105,9 @@ def run(
 
 def steps_of_epochs(args: Any, batch_size: int) -> list[int]:
     """Return the number of steps in each epoch; ``--steps`` may shorten the last epoch and leave out later ones."""
-    whole = -(-args.n_images // batch_size)
-    left = min(args.steps or whole * args.epochs, whole * args.epochs)
-    return [whole] * (left // whole) + [left % whole] * (left % whole > 0)
+    full = -(-args.n_images // batch_size)
+    total = min(args.steps or full * args.epochs, full * args.epochs)
+    return [full] * (total // full) + [total % full] * (total % full > 0)
 
 
 def train_epoch(epoch: int, n: int, batches: Iterator[Any], step: Callable[[Any], Any]) -> dict[str, Any]:
