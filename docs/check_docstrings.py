@@ -1,4 +1,4 @@
-"""Validate the docstrings of all public names by numpydoc; ``make lint`` runs it."""
+"""Validate the docstrings of all public names with numpydoc; ``make lint`` runs this script."""
 
 import importlib
 import inspect
@@ -9,9 +9,9 @@ from numpydoc.validate import validate
 import synkhronos
 
 EXTENSIONS = ("checkpoint", "schedules", "train", "updates")
-#: Parameters as in the signature, with types; what is returned or yielded; sentences end with periods.
+#: Parameters match the signature and have types, results are documented, and sentences end with periods.
 CHECKS = {"GL08", "PR01", "PR02", "PR03", "PR04", "PR07", "RT01", "RT03", "SS01", "SS03", "SS06", "YD01"}
-#: The parameters of `session` are those of `fork`, and documented there.
+#: The parameters of `session` are documented at `fork`, which has the same ones.
 UNCHECKED = {"synkhronos.session": {"PR01", "PR02"}}
 
 
@@ -35,7 +35,7 @@ def public_names():
 
 
 def faults(name):
-    """Yield the faults of a docstring. Users do not call constructors, whose parameters need no section."""
+    """Yield the faults of a docstring; classes need no section of parameters, because users do not construct them."""
     found = validate(name)
     checks = CHECKS - {"PR01"} if found["type"] == "type" else CHECKS
     checks = checks - UNCHECKED.get(name, set())

@@ -3,7 +3,9 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the code next to these pages, installed or not
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # the package next to these pages, whether it is installed or not
 
 import synkhronos
 
@@ -24,7 +26,7 @@ myst_heading_anchors = 3  # so that pages can link to headings, as on a forge
 
 napoleon_google_docstring = False
 napoleon_use_rtype = False
-napoleon_use_param = False  # "variable" in a type is no link to what has that name
-autodoc_typehints = "none"  # the docstrings say more
+napoleon_use_param = False  # a type such as "variable" must not become a link to an object of that name
+autodoc_typehints = "none"  # docstrings have more detailed types
 autodoc_preserve_defaults = True
-default_role = "code"  # `name` in the docstrings
+default_role = "code"  # of `name` in docstrings

@@ -1,4 +1,4 @@
-"""Draws docs/exact.png, how a small exact function is divided: ``python docs/draw_exact.py``; needs Graphviz."""
+"""Draw docs/exact.png, the partition of a small exact function: ``python docs/draw_exact.py``; needs Graphviz."""
 
 from pathlib import Path
 

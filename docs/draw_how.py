@@ -7,11 +7,11 @@ from matplotlib.patches import FancyBboxPatch
 
 FOLDER = Path(__file__).parent / "explanation"
 CONTROLLER, WORKER, MEMORY = "#cfe2f3", "#e8eef4", "#fde9c9"
-pyplot.rcParams["svg.hashsalt"] = "synkhronos"  # so that a new run writes the same files
+pyplot.rcParams["svg.hashsalt"] = "synkhronos"  # so that each run writes the same files
 
 
 def canvas(width, height):
-    """Make axes of a size in inches, in whose units boxes are placed."""
+    """Return a figure of a size in inches, and its axes, whose coordinates are inches."""
     figure, axes = pyplot.subplots(figsize=(width, height))
     axes.set(xlim=(0, width), ylim=(0, height))
     axes.axis("off")
@@ -20,7 +20,7 @@ def canvas(width, height):
 
 
 def box(axes, x, y, width, height, text, color):
-    """Draw a box with a text in its middle."""
+    """Draw a box with a centred text."""
     shape = FancyBboxPatch((x, y), width, height, "round,pad=0,rounding_size=0.08", fc=color, ec="0.45")
     axes.add_patch(shape)
     axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=9)
@@ -33,7 +33,7 @@ def arrow(axes, begin, end, text="", dx=0.08, **style):
 
 
 def save(figure, name):
-    """Write a picture."""
+    """Write a figure to an SVG file."""
     figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None})
     pyplot.close(figure)
 
@@ -52,7 +52,7 @@ def processes():
 
 
 def memory():
-    """Draw which memory each rank maps."""
+    """Draw the memory that each rank maps."""
     figure, axes = canvas(7, 3.6)
     for number, (name, color) in enumerate((("controller", CONTROLLER), ("rank 1", WORKER), ("rank 2", WORKER))):
         x = 0.25 + 2.25 * number

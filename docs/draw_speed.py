@@ -1,4 +1,4 @@
-"""Draw docs/speed.svg, the steps in docs/benchmarks.json next to the peer's: ``python docs/draw_speed.py``."""
+"""Draw docs/speed.svg, which compares training steps in docs/benchmarks.json: ``python docs/draw_speed.py``."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ CONTESTANTS = {
 
 
 def newest(name):
-    """Return the medians of the last measured steps of 500 images, and the processor."""
+    """Return the medians of the latest steps of 500 images of a figure, and the processor's name."""
     found = [one for one in json.loads((DOCS / "benchmarks.json").read_text()) if one["name"] == name]
     result = max(found, key=lambda one: one["environment"]["date"])
     steps = result["groups"]["Step of 500 images"]["contestants"]
@@ -39,5 +39,5 @@ for one, (name, title) in zip(axes, FIGURES.items()):
 caption = f"Speed of a step of 500 images against Theano on one thread; two cores, {processor}"
 figure.text(0.01, 0.01, caption, fontsize=7, color="0.35")
 figure.tight_layout(rect=(0, 0.05, 1, 1))
-pyplot.rcParams["svg.hashsalt"] = "synkhronos"  # the same file again from the same figures
+pyplot.rcParams["svg.hashsalt"] = "synkhronos"  # so that equal results give an equal file
 figure.savefig(DOCS / "speed.svg", metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""Traces a few training steps on two ranks and draws docs/trace.png from the file: ``python docs/draw_trace.py``."""
+"""Trace a few training steps on two ranks, and draw docs/trace.png from the trace: ``python docs/draw_trace.py``."""
 
 import json
 import tempfile
@@ -27,7 +27,7 @@ COLOURS = {
 
 
 def trace(path):
-    """Train a small network on random data, and write the trace of the last steps."""
+    """Train a small network on random data, and write a trace of the last steps."""
     synk.fork(RANKS, use_gpu=False)
     rng = np.random.default_rng(0)
     x, y = T.fmatrix("x"), T.lvector("y")
@@ -71,7 +71,7 @@ def draw(path, picture):
 
 
 def draw_events(axes, events, zero, start, stop):
-    """Draw what lies between two moments: for each rank a line of commands, and one of what they consist of."""
+    """Draw the events between two times: for each rank, one line of commands and one line of their phases."""
     for event in events:
         left, right = max(start, event["ts"] - zero) / 1e3, min(stop, event["ts"] + event["dur"] - zero) / 1e3
         row, width = 2 * event["pid"], right - left
@@ -79,7 +79,7 @@ def draw_events(axes, events, zero, start, stop):
             continue
         if event["cat"] == "phase":
             axes.barh(row + 1, width, left=left, height=0.9, color=COLOURS[event["name"]])
-        elif event["name"] not in ("train_step", "all_reduce"):  # on the master these surround the commands
+        elif event["name"] not in ("train_step", "all_reduce"):  # on the controller, these contain the commands
             axes.barh(row, width, left=left, height=0.8, color="white", edgecolor="black", linewidth=0.8)
             if width > (stop - start) / 10e3:
                 axes.text(left + width / 2, row, event["name"], ha="center", va="center", fontsize=8)

@@ -47,7 +47,7 @@ def cell(outcomes):
 
 
 def main(files):
-    """Write the page."""
+    """Write docs/engines.md from the reports in `files`."""
     found = read(files)
     backends = [name for name in TITLES if found[name]]  # those with a report
     lines = [f"| tests | {' | '.join(TITLES[name] for name in backends)} |\n", "| --- " * (1 + len(backends)) + "|\n"]
