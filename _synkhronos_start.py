@@ -1,24 +1,24 @@
 """Have ``synkhronos._theano_compat`` patch Theano and Lasagne when they are first imported.
 
-A ``.pth`` line imports this module when Python starts, in every program of the environment. It must therefore stay
-tiny, and must not import the package, which would import Theano.
+A line in a ``.pth`` file imports this module when Python starts, in every program of the environment. The module is
+therefore small, and does not import the package, which would import Theano.
 """
 
 import sys
 
 
 class Watcher:
-    """Finder for ``sys.meta_path`` that ``synkhronos._theano_compat.install`` replaces by a `Mender`."""
+    """Finder for ``sys.meta_path`` that ``synkhronos._theano_compat.install`` replaces by a `PatchFinder`."""
 
     synkhronos_role = "watch"
 
     def find_spec(self, name, path=None, target=None):
-        """Return the `Mender`'s specs of ``theano`` and ``lasagne`` if they are installed, else None."""
+        """Return the `PatchFinder`'s spec of ``theano`` or ``lasagne`` if it is installed; return None for others."""
         if name not in ("theano", "lasagne"):
             return None
         others = [one for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]
         found = [one.find_spec(name, path, target) for one in others]
-        if not any(spec and spec.origin for spec in found):  # a mere folder has no origin
+        if not any(spec and spec.origin for spec in found):  # a namespace package has no origin
             return None
         import os
         from importlib.util import module_from_spec, spec_from_file_location

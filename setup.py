@@ -13,17 +13,17 @@ from setuptools import Extension, setup
 
 from setuptools.command.build_ext import build_ext  # isort: skip
 from setuptools.errors import CCompilerError, ExecError, PlatformError  # isort: skip
-from distutils.command.install_headers import install_headers  # isort: skip  (setuptools brings distutils)
+from distutils.command.install_headers import install_headers  # isort: skip  (setuptools provides distutils)
 
 FLAGS = ["-std=gnu11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
-FLAGS += ["-ffp-contract=off"]  # fused multiply-adds would give other results on processors that have them
+FLAGS += ["-ffp-contract=off"]  # fused multiply-adds would change the results on processors that have them
 
 
 class BuildCore(build_ext):
-    """Compile the core, or print one line that says what is missing."""
+    """Compile the core, or exit with one line that names the missing packages."""
 
     def build_extensions(self):
-        """Compile with NumPy's headers, which only the build needs."""
+        """Compile with NumPy's headers; NumPy is imported here because only the build needs it."""
         import numpy
 
         header = os.path.join(sysconfig.get_path("include"), "Python.h")
@@ -44,14 +44,14 @@ class BuildCore(build_ext):
             ) from error
 
 
-class InstallBesidePackages(install_headers):
-    """Install "headers" into site-packages.
+class InstallIntoSitePackages(install_headers):
+    """Install the ``.pth`` file, which is declared as a header, into site-packages.
 
-    Of all the commands that copy a file unchanged, this is the one that runs for wheels and for editable installations.
+    This is the only command that copies a file unchanged both for wheels and for editable installations.
     """
 
     def finalize_options(self):
-        """Set the target to the folder of the packages."""
+        """Set the target to site-packages."""
         super().finalize_options()
         self.install_dir = self.get_finalized_command("install").install_lib
 
@@ -65,5 +65,5 @@ core = Extension(
 setup(
     headers=["synkhronos-start.pth"],
     ext_modules=[core],
-    cmdclass={"build_ext": BuildCore, "install_headers": InstallBesidePackages},
+    cmdclass={"build_ext": BuildCore, "install_headers": InstallIntoSitePackages},
 )

@@ -16,7 +16,7 @@ def make():
     group = {"init_method": os.environ["RENDEZVOUS"], "rank": rank(), "world_size": size()}
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, dist_init_required=True, **group)
     if not getattr(deepspeed.comm.comm.cdb, "shm_comm_op", None):
-        raise RuntimeError("DeepSpeed has no kernels for shared memory, expected them: it would use gloo")
+        raise RuntimeError("DeepSpeed has no kernels for shared memory here, and would use gloo")
 
     # Remove the names of the buffers, which DeepSpeed leaves, once both processes have opened both buffers.
     torch.distributed.barrier()
