@@ -19,6 +19,7 @@ __all__ = [
     "FOLDER",
     "INTEGERS",
     "accumulated",
+    "constant_value",
     "divert",
     "label_prints",
     "length_along",
@@ -42,6 +43,14 @@ CONTINUOUS = tuple([kind.dtype for kind in _backends.scalar.continuous_types])
 def length_along(variable: Any, axis: int) -> Any:
     """Return the length of a variable along one axis, as a symbolic int64 scalar."""
     return ops.Shape_i(axis)(variable)
+
+
+def constant_value(variable: Any) -> Any:
+    """Return the value of an array of equal elements that the backend recognizes as constant, else ``None``."""
+    try:
+        return _backends.get_scalar_constant_value(variable)
+    except (_backends.NotScalarConstantError, AttributeError, TypeError):
+        return None
 
 
 def accumulated(

@@ -14,17 +14,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos._backends import (
-    NotScalarConstantError,
-    T,
-    TensorConstant,
-    TensorType,
-    get_scalar_constant_value,
-    known_lengths,
-    length_along,
-    ops,
-    scalar,
-)
+from synkhronos._backends import T, TensorConstant, TensorType, constant_value, known_lengths, length_along, ops, scalar
 from synkhronos._sharding.placements import ONE, ROWS, UNKNOWN, Length
 
 
@@ -44,14 +34,16 @@ class RowCounts:
     def __init__(self, total: Any, first: Any, local: Any) -> None:
         self.total, self.first, self.local = total, first, local
 
+    @classmethod
+    def as_inputs(cls) -> RowCounts:
+        """Return the numbers as new inputs of a function."""
+        return cls(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
+
 
 def constant_of(variable: Any) -> int | None:
     """Return the value of an integer variable that the backend recognizes as constant, else ``None``."""
-    try:
-        value = get_scalar_constant_value(variable, only_process_constants=False)
-    except (NotScalarConstantError, AttributeError, TypeError):
-        return None
-    return int(value) if np.asarray(value).dtype.kind in "iub" else None
+    value = constant_value(variable)
+    return int(value) if value is not None and np.asarray(value).dtype.kind in "iub" else None
 
 
 def reduced_axes(node: Any) -> tuple[int, ...]:
@@ -72,6 +64,13 @@ class Lengths:
         Returns the counterpart of a variable of the user's graph in the sharded graph.
     replicated : callable
         Returns the serial value of a variable of the user's graph.
+
+    Attributes
+    ----------
+    ranges : dict
+        Lengths of the vectors that are known to be 0, 1, 2, …
+    common : list of variables
+        Symbolic lengths read from the shape of a rank's own values, along axes that are not sharded.
     """
 
     def __init__(self, rows: RowCounts, new: Callable[[Any], Any], replicated: Callable[[Any], Any]) -> None:
@@ -82,9 +81,9 @@ class Lengths:
         self._scalars: dict[Any, Length] = {}
         self._vectors: dict[Any, tuple[Length, ...]] = {}
         self._dims: dict[Any, tuple[Length, ...]] = {}
-        self._ranges: dict[Any, Length] = {}
         self._values: dict[Length, Any] = {}
-        self._of_shapes: list[Any] = []
+        self.ranges: dict[Any, Length] = {}
+        self.common: list[Any] = []
 
     # -- known lengths
 
@@ -99,10 +98,9 @@ class Lengths:
         """Return an integer variable of the user's graph as a `Length`."""
         if variable not in self._scalars:
             constant = constant_of(variable)
-            if constant is not None and constant >= -1:
-                self._scalars[variable] = Length(constant)
-            else:
-                self._scalars[variable] = self._symbol(variable, None)
+            self._scalars[variable] = (
+                self._symbol(variable, None) if constant is None or constant < -1 else Length(constant)
+            )
         return self._scalars[variable]
 
     def vector(self, variable: Any) -> tuple[Length, ...] | None:
@@ -115,14 +113,9 @@ class Lengths:
     def dims(self, variable: Any) -> tuple[Length, ...]:
         """Return the shape that a variable has in the serial program."""
         if variable not in self._dims:
-            if isinstance(variable, TensorConstant):
-                dims = tuple(map(Length, variable.data.shape))
-            else:
-                dims = tuple(
-                    self._symbol(variable, axis) if known is None else Length(known)
-                    for axis, known in enumerate(known_lengths(variable))
-                )
-            self._dims[variable] = dims
+            known = variable.data.shape if isinstance(variable, TensorConstant) else known_lengths(variable)
+            dims = [self._symbol(variable, axis) if n is None else Length(n) for axis, n in enumerate(known)]
+            self._dims[variable] = tuple(dims)
         return self._dims[variable]
 
     def set_scalar(self, variable: Any, length: Length) -> None:
@@ -133,19 +126,17 @@ class Lengths:
         """Record that the elements of an integer vector equal some lengths."""
         self._vectors[variable] = tuple(lengths)
 
-    def set_range(self, variable: Any, length: Length) -> None:
-        """Record that a vector is 0, 1, 2, …, ``length`` - 1."""
-        self._ranges[variable] = length
-
     def set_length(self, variable: Any, axis: int, length: Length) -> None:
         """Record the length of a variable along one axis."""
         dims = list(self.dims(variable))
         dims[axis] = length
         self._dims[variable] = tuple(dims)
 
-    def range(self, variable: Any) -> Length | None:
-        """Return the length of a vector that is known to be 0, 1, 2, …; else ``None``."""
-        return self._ranges.get(variable)
+    def set_dims(self, variable: Any, lengths: Sequence[Length | None]) -> None:
+        """Record the known lengths of a variable, except along broadcastable axes; ``None`` for unknown lengths."""
+        for axis, length in enumerate(lengths):
+            if length is not None and not variable.broadcastable[axis]:
+                self.set_length(variable, axis, length)
 
     def is_sure(self, length: Length) -> bool:
         """Return whether a length is known not to be negative; a computed integer may be the -1 of a Reshape."""
@@ -182,13 +173,8 @@ class Lengths:
         if axis is None:
             return T.cast(T.as_tensor_variable(self._replicated(variable)), "int64")
         length = length_along(self._new(variable), axis)
-        self._of_shapes.append(length)
+        self.common.append(length)
         return length
-
-    @property
-    def common(self) -> list[Any]:
-        """Symbolic lengths read from the shape of a rank's own values, along axes that are not sharded."""
-        return list(self._of_shapes)
 
     def local(self, per_row: Length) -> Any:
         """Return k times the number of rows on this rank, as a symbolic scalar."""
@@ -213,12 +199,6 @@ def infer_lengths(known: Lengths, node: Any) -> None:
     rule = _LENGTH_RULES.get(type(node.op))
     if rule is not None:
         rule(known, node)
-
-
-def _set_dims(known: Lengths, output: Any, lengths: Sequence[Length | None]) -> None:
-    for axis, length in enumerate(lengths):
-        if length is not None and not output.broadcastable[axis]:
-            known.set_length(output, axis, length)
 
 
 def _set_product(known: Lengths, output: Any, factors: Sequence[Length]) -> None:
@@ -255,7 +235,7 @@ def _arange(known: Lengths, node: Any) -> None:
     if start == Length(0) and step == ONE and known.is_sure(stop):
         known.set_length(node.outputs[0], 0, stop)
         if node.outputs[0].dtype in ("int32", "int64"):  # narrower dtypes may overflow
-            known.set_range(node.outputs[0], stop)
+            known.ranges[node.outputs[0]] = stop
 
 
 def _copy(known: Lengths, node: Any) -> None:
@@ -269,7 +249,7 @@ def _copy(known: Lengths, node: Any) -> None:
 
 
 def _first(known: Lengths, node: Any) -> None:
-    _set_dims(known, node.outputs[0], known.dims(node.inputs[0]))
+    known.set_dims(node.outputs[0], known.dims(node.inputs[0]))
 
 
 def _subtensor(known: Lengths, node: Any) -> None:
@@ -280,7 +260,7 @@ def _subtensor(known: Lengths, node: Any) -> None:
     dims = known.dims(node.inputs[0])
     index = (*index, *[slice(None)] * (len(dims) - len(index)))
     kept = [(dims[axis], one) for axis, one in enumerate(index) if isinstance(one, slice)]
-    _set_dims(known, output, [length if known.takes_all(one, length) else None for length, one in kept])
+    known.set_dims(output, [length if known.takes_all(one, length) else None for length, one in kept])
 
 
 def _pick(known: Lengths, output: Any, numbers: Sequence[Length], index: Any) -> None:
@@ -307,7 +287,7 @@ def _elementwise(known: Lengths, node: Any) -> None:
             _set_product(known, output, [known.scalar(node.inputs[0])])
     best = [_common(known, node.inputs, axis) for axis in range(output.ndim)]
     for one in node.outputs:
-        _set_dims(known, one, best)
+        known.set_dims(one, best)
 
 
 def _dimshuffle(known: Lengths, node: Any) -> None:
@@ -317,7 +297,7 @@ def _dimshuffle(known: Lengths, node: Any) -> None:
     elif order == ("x",) and variable.ndim == 0 and variable.dtype == "int64":
         known.set_vector(output, [known.scalar(variable)])
     dims = known.dims(variable)
-    _set_dims(known, output, [None if axis == "x" else dims[axis] for axis in order])
+    known.set_dims(output, [None if axis == "x" else dims[axis] for axis in order])
 
 
 def _reduction(known: Lengths, node: Any) -> None:
@@ -326,13 +306,13 @@ def _reduction(known: Lengths, node: Any) -> None:
         _set_product(known, node.outputs[0], numbers)
     kept = [length for axis, length in enumerate(known.dims(node.inputs[0])) if axis not in axes]
     for output in node.outputs:
-        _set_dims(known, output, kept)
+        known.set_dims(output, kept)
 
 
 def _dot(known: Lengths, node: Any) -> None:
     a, b = node.inputs
     if a.ndim <= 2 and b.ndim <= 2:
-        _set_dims(known, node.outputs[0], (*known.dims(a)[:-1], *known.dims(b)[1:]))
+        known.set_dims(node.outputs[0], (*known.dims(a)[:-1], *known.dims(b)[1:]))
 
 
 def _blockwise(known: Lengths, node: Any) -> None:
@@ -344,7 +324,7 @@ def _blockwise(known: Lengths, node: Any) -> None:
             named.setdefault(name, known.dims(one)[axis])
     for output, names in zip(node.outputs, op.outputs_sig):
         batch = [_common(known, node.inputs, axis) for axis in range(n_batch)]
-        _set_dims(known, output, [*batch, *map(named.get, names)])
+        known.set_dims(output, [*batch, *map(named.get, names)])
 
 
 def _common(known: Lengths, inputs: Sequence[Any], axis: int) -> Length | None:
@@ -359,18 +339,18 @@ def _common(known: Lengths, inputs: Sequence[Any], axis: int) -> Length | None:
 def _specified(known: Lengths, node: Any) -> None:
     output = node.outputs[0]
     fixed_lengths = zip(known.dims(node.inputs[0]), known_lengths(output))
-    _set_dims(known, output, [one if fixed is None or known.per_row(one) else None for one, fixed in fixed_lengths])
+    known.set_dims(output, [one if fixed is None or known.per_row(one) else None for one, fixed in fixed_lengths])
 
 
 def _alloc(known: Lengths, node: Any) -> None:
     sizes = node.inputs[len(node.inputs) - node.outputs[0].ndim :]  # without the value of an Alloc
     lengths = map(known.scalar, sizes)  # none is negative once the array exists
-    _set_dims(known, node.outputs[0], [one if known.per_row(one) or known.is_sure(one) else None for one in lengths])
+    known.set_dims(node.outputs[0], [one if known.per_row(one) or known.is_sure(one) else None for one in lengths])
 
 
 def _reshape(known: Lengths, node: Any) -> None:
     entries = known.resolve(node.inputs[0], known.vector(node.inputs[1]) or ())
-    _set_dims(known, node.outputs[0], [length if known.is_sure(length) else None for length in entries])
+    known.set_dims(node.outputs[0], [length if known.is_sure(length) else None for length in entries])
 
 
 _REDUCTIONS = (

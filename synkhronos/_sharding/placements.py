@@ -12,15 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
-from synkhronos._backends import (
-    FOLDER,
-    NotScalarConstantError,
-    TensorType,
-    get_scalar_constant_value,
-    known_lengths,
-    ops,
-    with_broadcastable,
-)
+from synkhronos._backends import FOLDER, TensorType, constant_value, known_lengths, ops, with_broadcastable
 from synkhronos._backends import copied as node_with
 
 
@@ -242,6 +234,11 @@ def copied(node: Any, inputs: Sequence[Any], *, is_serial: bool = False) -> list
     return node_with(node, inputs, is_serial)
 
 
+def placed(node: Any, inputs: Sequence[Any], placement: Placement) -> list[Placed]:
+    """Return the outputs of a copy of an Apply node with other inputs, all with the same placement."""
+    return [Placed(output, placement) for output in copied(node, inputs)]
+
+
 def can_reduce(variable: Any, op: str = "sum") -> bool:
     """Return whether the ranks' values of a variable can be reduced with ``op``."""
     dtype = str(getattr(variable, "dtype", ""))
@@ -250,18 +247,13 @@ def can_reduce(variable: Any, op: str = "sum") -> bool:
     return dtype in _REDUCED_DTYPES
 
 
-_REDUCED_DTYPES = (
-    *("float32", "float64", "int8", "int16", "int32", "int64"),
-    *("uint8", "uint16", "uint32", "uint64"),
-)
+_REDUCED_DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
 def is_zero(variable: Any) -> bool:
     """Return whether all elements of a variable are known to be zero."""
-    try:
-        return bool(get_scalar_constant_value(variable) == 0)
-    except (NotScalarConstantError, AttributeError, TypeError):
-        return False
+    value = constant_value(variable)
+    return value is not None and bool(value == 0)
 
 
 def has_one_partial_input(variable: Any, placements: Mapping[Any, Placement]) -> bool:

@@ -468,12 +468,8 @@ class Propagation:
             full = self._builders.all_gather(new, axis)
         else:
             shape = [new.shape[i] for i in range(new.ndim)]
-            split = [
-                *shape[:axis],
-                self.lengths.value(shard.outer),
-                self.lengths.local(shard.inner),
-                *shape[axis + 1 :],
-            ]
+            rows = self.lengths.value(shard.outer), self.lengths.local(shard.inner)
+            split = [*shape[:axis], *rows, *shape[axis + 1 :]]
             full = self._builders.all_gather(new.reshape(split, ndim=new.ndim + 1), axis + 1)
             shape[axis] = self.lengths.value(shard.length)
             full = full.reshape(shape, ndim=new.ndim)

@@ -74,10 +74,7 @@ class OwnDraws:
         shard = Shard(places[0], ONE, per_row)
         here = list(map(propagation.lengths.value, entries))
         here[shard.axis] = propagation.lengths.local(per_row)
-        local = [
-            propagation.sharded(one, shard, broadcasts=True) if one.ndim else propagation.replicated(one)
-            for one in arguments
-        ]
+        local = [propagation.sharded(one, shard, broadcasts=True) for one in arguments]
         if not isinstance(size.type, NO_TENSORS):
             size = T.cast(ops.MakeVector("int64")(*here), size.dtype)
         new_state, drawn = node.op.make_node(propagation.new(state), size, *local).outputs

@@ -89,17 +89,7 @@ class Partition(list):
         self._draw(str(path))
 
     def _rows(self) -> list[tuple[str, ...]]:
-        return [
-            (
-                "" if one.meeting is None else str(one.meeting),
-                one.collective,
-                one.variable,
-                "" if one.n_bytes is None else str(one.n_bytes),
-                one.line,
-                one.reason,
-            )
-            for one in self
-        ]
+        return [tuple("" if cell is None else str(cell) for cell in (one.meeting, *one[:-1])) for one in self]
 
     def _sum(self) -> str:
         sizes = [one.n_bytes for one in self]
@@ -181,35 +171,31 @@ def _lines(propagation: Propagation, outputs: Sequence[Any]) -> Iterator[str]:
     yield f'"ranks meet" [fillcolor=white, color="{_MEETING}", penwidth=3];'
     kinds = {one.variable: one.kind for one in propagation.collectives}
     names: dict[Any, str] = {}
-    reduced: set[Any] = set(
-        kinds
-    )  # and the variables whose partial inputs are all reduced, which are no longer partial
+    # and the variables whose partial inputs are all reduced, which are no longer partial
+    reduced: set[Any] = set(kinds)
+
+    def box(title: str, variable: Any) -> str:
+        meeting, colour = kinds.get(variable, ""), _COLOURS.get(_kind(propagation, variable, kinds, reduced), "white")
+        lines = [title, str(variable.name) if variable.name and variable.name != title else "", meeting]
+        label = "\\n".join(line.replace("\\", "").replace('"', "'") for line in lines if line)
+        border = f', color="{_MEETING}", penwidth=3' if meeting else ""
+        return f'{names[variable]} [label="{label}", fillcolor="{colour}"{border}];'
+
     for node in io_toposort([], list(outputs)):
-        sums = [
-            one for one in node.inputs if propagation.knows(one) and isinstance(propagation.placement(one), Partial)
-        ]
+        known = filter(propagation.knows, node.inputs)
+        sums = [one for one in known if isinstance(propagation.placement(one), Partial)]
         if sums and reduced.issuperset(sums):
             reduced.update(node.outputs)
         for variable in node.inputs:
             if variable.owner is None and variable not in names and not isinstance(variable, Constant):
                 names[variable] = f"v{len(names)}"
-                yield _box(
-                    names[variable], str(variable), _kind(propagation, variable, kinds, reduced), variable, kinds
-                )
+                yield box(str(variable), variable)
         own = f"v{len(names)}"
         names.update(dict.fromkeys(node.outputs, own))
         names[node] = own
-        yield _box(own, str(node.op), _kind(propagation, node.outputs[0], kinds, reduced), node.outputs[0], kinds)
+        yield box(str(node.op), node.outputs[0])
         yield from (f"{names[one]} -> {own};" for one in node.inputs if one in names)
     yield "}"
-
-
-def _box(name: str, title: str, kind: str, variable: Any, kinds: dict[Any, str]) -> str:
-    meeting = kinds.get(variable)
-    lines = [title, *([str(variable.name)] if variable.name and variable.name != title else [])]
-    border = f', color="{_MEETING}", penwidth=3' if meeting else ""
-    label = "\\n".join(line.replace("\\", "").replace('"', "'") for line in [*lines, *([meeting] if meeting else [])])
-    return f'{name} [label="{label}", fillcolor="{_COLOURS.get(kind, "white")}"{border}];'
 
 
 def _kind(propagation: Propagation, variable: Any, kinds: dict[Any, str], reduced: set[Any]) -> str:

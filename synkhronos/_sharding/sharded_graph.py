@@ -11,17 +11,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._backends import (
-    Out,
-    T,
-    UnusedInputError,
-    ancestors,
-    config,
-    io_toposort,
-    is_random_state,
-    leaves_of,
-    ops,
-)
+from synkhronos._backends import Out, UnusedInputError, ancestors, config, io_toposort, is_random_state, leaves_of, ops
 from synkhronos._graph import Graph
 from synkhronos._graph.ops import after_collectives, has_collectives
 from synkhronos._sharding.blocking import in_blocks
@@ -123,13 +113,7 @@ class ShardedGraph(Graph):
     """
 
     def __init__(
-        self,
-        user: Graph,
-        kwargs: dict[str, Any],
-        *,
-        shard: Any = None,
-        random: str = "serial",
-        blocked: bool = False,
+        self, user: Graph, kwargs: dict[str, Any], *, shard: Any = None, random: str = "serial", blocked: bool = False
     ) -> None:
         outputs, updates = user.expressions
         expressions = [*outputs, *(new for _, new in updates)]
@@ -152,23 +136,16 @@ class ShardedGraph(Graph):
         draws.check(outputs, updates)
         self.own_states = draws.states
         self.modes: list[str | None] = []
-        new_outputs = []
-        for item, output in zip(user.outputs, outputs):
+        needed = []
+        for output in outputs:
             has_rows = self.takes_rows and _rows_come_in_order(propagation, output)
             self.modes.append("gather" if has_rows else None)
-            new = (
-                propagation.new(output)
-                if has_rows
-                else propagation.replicated(output, "an output that is not in rows along axis 0")
-            )
-            new_outputs.append(Out(new, borrow=item.borrow) if isinstance(item, Out) else new)
-        new_updates = [
-            (var, propagation.sharded(new, Shard(0)))
-            if var in user.sliceable_shareds
-            else (var, propagation.replicated(new, f"the update of {var}"))
-            for var, new in updates
-        ]
-        needed = [getattr(new, "variable", new) for new in new_outputs] + [new for _, new in new_updates]
+            reason = "an output that is not in rows along axis 0"
+            needed.append(propagation.new(output) if has_rows else propagation.replicated(output, reason))
+        for var, new in updates:
+            is_own = var in user.sliceable_shareds
+            reason = f"the update of {var}"
+            needed.append(propagation.sharded(new, Shard(0)) if is_own else propagation.replicated(new, reason))
         self._collectives, self._lengths = propagation.collectives_for(needed), propagation.lengths
         with errors_logged("The report of collectives", "the graph"):
             label(self._collectives)
@@ -179,20 +156,16 @@ class ShardedGraph(Graph):
             raise ValueError("blocked=True is for rows of inputs and of scattered variables, without random draws")
         if blocked and not self.checks_shapes:
             needed = in_blocks(needed, sharding.rows, sharding.scattered, set(self._lengths.common))
-            new_outputs = [
-                Out(new, borrow=item.borrow) if isinstance(item, Out) else new
-                for item, new in zip(user.outputs, needed)
-            ]
-            new_updates = [(var, new) for (var, _), new in zip(updates, needed[len(new_outputs) :])]
+        items = zip(user.outputs, needed)
         for node, reason in propagation.gathered:
             what = node.op, line_of(node.outputs[0]), reason
             _logger.info("%s (%s) is gathered and computed in full on every rank: %s", *what)
         ins = user._copied_ins()
         super().__init__(
             ins[: user.n_scattered],
-            new_outputs,
+            [Out(new, borrow=item.borrow) if isinstance(item, Out) else new for item, new in items],
             bcast_inputs=ins[user.n_scattered :],
-            updates=new_updates,
+            updates=[(var, new) for (var, _), new in zip(updates, needed[len(outputs) :])],
             givens=None,
             sliceable_shareds=user.sliceable_shareds,
             kwargs={**kwargs, "no_default_updates": True, "on_unused_input": "ignore"},
@@ -259,12 +232,10 @@ def row_axes(graph: Graph, scattered: Sequence[Any] = ()) -> dict[int, int]:
     """
     expressions = [*graph.expressions[0], *(new for _, new in graph.expressions[1])]
     sharded = [*graph.input_variables[: graph.n_scattered], *graph.sliceable_shareds, *scattered]
-    rows = RowCounts(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
     found: dict[int, int] = {}
     with errors_logged("The search for rows", "the graph"):
-        propagation = Propagation(
-            {one: 0 for one in sharded if not one.broadcastable[0]}, rows, ON_RANKS, RULES, REPLICATED_RULES
-        )
+        axes = dict.fromkeys([one for one in sharded if not one.broadcastable[0]], 0)
+        propagation = Propagation(axes, RowCounts.as_inputs(), ON_RANKS, RULES, REPLICATED_RULES)
         propagation.run(expressions)
         placements = map(propagation.placement, expressions)
         found.update((i, placed.axis) for i, placed in enumerate(placements) if isinstance(placed, Shard))

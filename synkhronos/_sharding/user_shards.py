@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos._backends import T, ancestors, known_lengths, length_along
+from synkhronos._backends import ancestors, known_lengths, length_along
 from synkhronos._graph import Graph, is_tensor_variable, minibatches
 from synkhronos._graph.ops import Counted
 from synkhronos._sharding.lengths import RowCounts
@@ -27,6 +27,8 @@ class Sharding:
 
     Attributes
     ----------
+    scattered : dict
+        Variables that are sharded when a call begins, with the axes.
     axes : list of int
         Sharded axes of the scattered inputs.
     is_given : bool
@@ -53,22 +55,22 @@ class Sharding:
         for variable in user.sliceable_shareds:
             if _checked(variable, asked.pop(variable, 0)):
                 raise ValueError(f"shard: {variable} is in sliceable_shareds, which lie on the ranks by their axis 0")
-        self._placements = dict(zip(scattered, self.axes))
-        self._placements.update(dict.fromkeys(user.sliceable_shareds, 0))
-        for variable, axis in self._placements.items():
+        self.scattered = dict(zip(scattered, self.axes))
+        self.scattered.update(dict.fromkeys(user.sliceable_shareds, 0))
+        for variable, axis in self.scattered.items():
             check_open(variable, axis)
-        self.is_given = bool(self._placements)
+        self.is_given = bool(self.scattered)
         self._names: dict[Any, str] = {}
         self.undivided: list[Any] = []
         self._inside = self._found(user, {variable: _checked(variable, axis) for variable, axis in asked.items()})
-        if not is_asked and not self._placements:
+        if not is_asked and not self.scattered:
             self._divide_minibatches(user)
-        self.given = self.rows = RowCounts(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
-        apart = {*self._placements, *self._inside}
+        self.given = self.rows = RowCounts.as_inputs()
+        apart = {*self.scattered, *self._inside}
         counted = {one: axis for one, axis in self._inside.items() if apart.isdisjoint({*ancestors([one])} - {one})}
         if counted:
             lengths = [length_along(one, axis) for one, axis in counted.items()]
-            given = ", ".join(map(str, self._placements))
+            given = ", ".join(map(str, self.scattered))
             numbers = [self.given.total, self.given.first, self.given.local] if given else []
             total, first, local = Counted(tuple(self._names[one] for one in counted), given)(*numbers, *lengths)
             self.rows = RowCounts(self.given.total if given else total, first, local)
@@ -80,11 +82,6 @@ class Sharding:
         self._inside = dict.fromkeys(slices, 0)
         self._names.update((one, described(one)) for one in slices)
         self.undivided = [] if slices else others
-
-    @property
-    def scattered(self) -> dict[Any, int]:
-        """Variables that are sharded when a call begins, with the axes."""
-        return self._placements
 
     def divide(self, propagation: Propagation) -> None:
         """Shard the variables inside the graph: select this rank's rows, unless propagation already sharded them."""

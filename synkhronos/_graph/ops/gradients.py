@@ -20,14 +20,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from synkhronos._backends import (
-    CONTINUOUS,
-    DisconnectedType,
-    NotScalarConstantError,
-    T,
-    config,
-    get_scalar_constant_value,
-)
+from synkhronos._backends import CONTINUOUS, DisconnectedType, T, config, constant_value
 from synkhronos._graph.ops.rank_context import GATHER
 from synkhronos._graph.ops.row_counts import RankConstant
 
@@ -55,7 +48,7 @@ def gradient(op: str, x: Any, y: Any, g: Any, collective: Callable[[str, Any], A
         return g
     if x.dtype not in CONTINUOUS:
         return x.zeros_like(dtype=config.floatX)
-    constant = _constant(g)
+    constant = constant_value(g)
     if constant and op in ("avg", "sum", GATHER):  # not 0: PyTensor may differentiate with respect to zeros
         mean = T.fill(x, T.cast(constant, x.dtype))
         return mean if op == "avg" else mean * _inverse_weight(x)
@@ -71,14 +64,6 @@ def gradient(op: str, x: Any, y: Any, g: Any, collective: Callable[[str, Any], A
     if op == "prod":
         return _product_of_others(x, collective) * mean * _inverse_weight(x)
     raise NotImplementedError(f"the collective {op!r} has no gradient")
-
-
-def _constant(g: Any) -> Any:
-    """Return the constant to which all elements of a gradient are equal; ``None`` if it is not such a constant."""
-    try:
-        return get_scalar_constant_value(g)
-    except NotScalarConstantError:
-        return None
 
 
 def _inverse_weight(x: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from synkhronos._backends import ops, scalar
 from synkhronos._sharding.lengths import constant_of, reduced_axes
-from synkhronos._sharding.placements import Partial, Placed, Placement, Replicate, Shard, can_reduce, copied
+from synkhronos._sharding.placements import Partial, Placed, Placement, Replicate, Shard, can_reduce, copied, placed
 from synkhronos._sharding.propagate import RULES, AcceptableSharding, Propagation, Rule, ShardingRule, register_sharding
 from synkhronos._sharding.rules.control_flow import inner_graph
 
@@ -129,12 +129,12 @@ def _max_and_argmax(propagation: Propagation, node: Any) -> str | Sequence[Place
     if isinstance(placement, Partial):
         return propagation.computed_replicated(node)
     assert isinstance(placement, Shard)
-    here = copied(node, [propagation.new(variable)])
     if placement.axis not in axes:
         shard = placement.moved(placement.axis - sum(axis < placement.axis for axis in axes))
-        return [Placed(one, shard) for one in here]
+        return placed(node, [propagation.new(variable)], shard)
     if propagation.is_used(place) or not can_reduce(largest, "max"):
         return "argmax over rows"
+    here = copied(node, [propagation.new(variable)])
     return [Placed(here[0], Partial("max")), Placed(here[1], Replicate())]  # the second output is not used
 
 
@@ -226,7 +226,7 @@ def _softmax(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     if shard is None:
         return propagation.computed_replicated(node)
     if shard.axis not in ops.softmax_axes(node):
-        return [Placed(copied(node, [propagation.new(node.inputs[0])])[0], shard)]
+        return placed(node, [propagation.new(node.inputs[0])], shard)
     return inner_graph(propagation, node) if ops.inner_outputs(node.op) else "it sums over rows"
 
 
@@ -251,7 +251,7 @@ def _gradient_with_bias(propagation: Propagation, node: Any) -> str | Sequence[P
     if shard.axis != 0 or any(one.ndim and one.broadcastable[0] for one in node.inputs):
         return "it is not sharded along axis 0, or an input has a single row"
     inputs = [propagation.sharded(one, shard, broadcasts=i == 0) for i, one in enumerate(node.inputs)]
-    return [Placed(output, shard) for output in copied(node, inputs)]
+    return placed(node, inputs, shard)
 
 
 RULES[ops.CrossentropySoftmax1HotWithBiasDx] = _gradient_with_bias
@@ -269,20 +269,16 @@ def _of_any_batch(node: Any, inputs: Sequence[Any]) -> Any:
     return op.make_node(*inputs).outputs[0]
 
 
-def _convolve(image: int, kernel: int) -> Rule:
-    """Return the rule of a convolution, or of its gradient for images, with inputs at the given positions."""
+def _convolve(image: int) -> Rule:
+    """Return the rule of a convolution, or of its gradient for images; the images are the input at a position."""
 
     def rule(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
-        shard = propagation.placement(node.inputs[image])
-        if (
-            not isinstance(shard, Shard)
-            or shard.axis != 0
-            or propagation.shard_of([node.inputs[kernel], *node.inputs[2:]])
-        ):
+        images, others = node.inputs[image], [*node.inputs[:image], *node.inputs[image + 1 :]]
+        shard = propagation.placement(images)
+        if not isinstance(shard, Shard) or shard.axis != 0 or propagation.shard_of(others):
             return "an input other than the images is sharded"
-        inputs = [
-            propagation.new(one) if i == image else propagation.replicated(one) for i, one in enumerate(node.inputs)
-        ]
+        inputs = list(map(propagation.replicated, others))
+        inputs.insert(image, propagation.new(images))
         return [Placed(_of_any_batch(node, inputs), shard)]
 
     return rule
@@ -295,12 +291,8 @@ def _weights(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
         return "it is sharded along another axis than that of the images"
     if images.broadcastable[0] or gradient.broadcastable[0]:
         return "a single image"
-    inputs = [
-        propagation.sharded(images, shard),
-        propagation.sharded(gradient, shard),
-        *map(propagation.replicated, shape),
-    ]
-    return [Placed(_of_any_batch(node, inputs), Partial())]
+    here = [propagation.sharded(one, shard) for one in (images, gradient)]
+    return [Placed(_of_any_batch(node, [*here, *map(propagation.replicated, shape)]), Partial())]
 
 
 def _pool(n_images: int) -> ShardingRule:
@@ -316,8 +308,8 @@ def _pool(n_images: int) -> ShardingRule:
 
 RULES.update(
     {
-        **dict.fromkeys((ops.AbstractConv2d, ops.AbstractConv3d), _convolve(0, 1)),
-        **dict.fromkeys((ops.AbstractConv2d_gradInputs, ops.AbstractConv3d_gradInputs), _convolve(1, 0)),
+        **dict.fromkeys((ops.AbstractConv2d, ops.AbstractConv3d), _convolve(0)),
+        **dict.fromkeys((ops.AbstractConv2d_gradInputs, ops.AbstractConv3d_gradInputs), _convolve(1)),
         **dict.fromkeys((ops.AbstractConv2d_gradWeights, ops.AbstractConv3d_gradWeights), _weights),
     }
 )

@@ -18,18 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
-from synkhronos._backends import (
-    NO_TENSORS,
-    Apply,
-    Constant,
-    T,
-    TensorType,
-    ancestors,
-    io_toposort,
-    ops,
-    retyped,
-    substituted,
-)
+from synkhronos._backends import NO_TENSORS, Constant, T, TensorType, ancestors, io_toposort, ops, retyped, substituted
 from synkhronos._sharding.placements import (
     Length,
     Partial,
@@ -40,6 +29,7 @@ from synkhronos._sharding.placements import (
     can_reduce,
     copied,
     is_zero,
+    placed,
 )
 from synkhronos._sharding.propagate import RULES, Propagation, Rule, is_of_the_user
 
@@ -86,9 +76,7 @@ class Steps:
             entry = retyped(inner, free=(placement.axis,))(inner.name)
         self._entries.append(entry)
         if outer is not None:
-            for axis, length in enumerate(self._propagation.lengths.dims(outer)[1:]):
-                if not entry.broadcastable[axis]:
-                    self._propagation.lengths.set_length(entry, axis, length)
+            self._propagation.lengths.set_dims(entry, self._propagation.lengths.dims(outer)[1:])
         self._propagation.put(entry, Placed(entry, placement))
         return entry
 
@@ -168,7 +156,7 @@ class Steps:
         outputs: list[Any] = []
         placements: list[Placement] = []
         for news, placement in zip(self._new_states, self._placements):
-            outputs += [self._as_before(new, placement) for new in news]
+            outputs += [_placed(propagation, new, placement, _REPLICATED_STATE) for new in news]
             placements.append(_of_all(placement))
         for output in loop.results(self._outputs):
             placement = propagation.placement(output)
@@ -178,17 +166,9 @@ class Steps:
             else:
                 outputs.append(propagation.new(output))
                 placements.append(_of_all(placement))
-        outputs += [
-            propagation.replicated(one) for one in self._outputs[len(outputs) :]
-        ]  # new values of shared variables, and the condition
+        # new values of shared variables, and the condition
+        outputs += [propagation.replicated(one) for one in self._outputs[len(outputs) :]]
         return outputs, [*placements, *[Replicate()] * len(loop.shared)]
-
-    def _as_before(self, new: Any, placement: Placement) -> Any:
-        return (
-            self._propagation.replicated(new, _REPLICATED_STATE)
-            if isinstance(placement, Replicate)
-            else self._propagation.new(new)
-        )
 
     def _sequence(self, outer: Any) -> Any:
         steps_over_rows = isinstance(placement := self._propagation.placement(outer), Shard) and placement.axis == 0
@@ -206,9 +186,8 @@ class Steps:
         full = propagation.replicated(outer, _REPLICATED_STATE)
         if isinstance(placement, Replicate) or _begins_with_zero(outer):
             return full
-        return T.switch(
-            T.eq(propagation.rows.first, 0), full, T.zeros_like(full)
-        )  # of the ranks with a weight, exactly one has row 0, and adds the initial value
+        # of the ranks with a weight, exactly one has row 0, and adds the initial value
+        return T.switch(T.eq(propagation.rows.first, 0), full, T.zeros_like(full))
 
     def _outside(self, outputs: Sequence[Any]) -> list[Any]:
         """Return the outer variables that a step uses; those that are not tensors are computed inside the loop."""
@@ -232,17 +211,14 @@ class Steps:
         """Record the lengths of the outputs, without that of axis 0 if the loop may end early."""
         loop, lengths, outputs = self._loop, self._propagation.lengths, self._node.outputs
         for output, (_, outer) in zip(outputs, loop.states):
-            for axis, length in enumerate(lengths.dims(outer)):
-                if not output.broadcastable[axis] and (axis or not loop.is_while):
-                    lengths.set_length(output, axis, length)
+            n_steps, *dims = lengths.dims(outer)
+            lengths.set_dims(output, [None if loop.is_while else n_steps, *dims])
         of_steps = zip(loop.lengths, loop.results(self._outputs))
-        for output, (n_steps, inner) in zip(outputs[len(loop.states) :], of_steps):
-            for axis, length in enumerate(lengths.dims(inner), 1):
-                if not output.broadcastable[axis] and self._are_fixed(length):
-                    lengths.set_length(output, axis, length)
-            length = lengths.scalar(n_steps)
-            if not loop.is_while and lengths.is_sure(length):
-                lengths.set_length(output, 0, length)
+        for output, (number, inner) in zip(outputs[len(loop.states) :], of_steps):
+            n_steps = lengths.scalar(number)
+            is_sure = not loop.is_while and lengths.is_sure(n_steps)
+            fixed = [length if self._are_fixed(length) else None for length in lengths.dims(inner)]
+            lengths.set_dims(output, [n_steps if is_sure else None, *fixed])
 
 
 def _of_entry(placement: Placement) -> Placement:
@@ -260,7 +236,7 @@ def _of_all(placement: Placement) -> Placement:
 def _begins_with_zero(outer: Any) -> bool:
     """Return whether a state's initial value is zero; the memory that steps write does not count."""
     node = outer.owner
-    if node is not None and isinstance(node.op, ops.IncSubtensor) and isinstance(node.inputs[0].owner, Apply):
+    if node is not None and isinstance(node.op, ops.IncSubtensor) and node.inputs[0].owner is not None:
         return isinstance(node.inputs[0].owner.op, ops.AllocEmpty) and is_zero(node.inputs[1])
     return is_zero(outer)
 
@@ -275,7 +251,8 @@ def _fixed_point(propagation: Propagation, node: Any, loop: Any) -> Steps:
     """Return the propagation through a step for placements of the states that the step keeps."""
     n_gathered = len(propagation.gathered)
     states = [outer for _, outer in loop.states]
-    placements: list[Placement] = [_inside(propagation.placement(outer)) for outer in states]
+    of_states = map(propagation.placement, states)
+    placements = [_of_entry(one) if isinstance(one, Shard) else Replicate() for one in of_states]
     fixed: set[int] = set()  # states that must be replicated
     may_defer = True
     while True:
@@ -304,12 +281,6 @@ def _fixed_point(propagation: Propagation, node: Any, loop: Any) -> Steps:
         placements = [changes.get(i, placement) for i, placement in enumerate(placements)]
 
 
-def _inside(placement: Placement) -> Placement:
-    """Return the first placement to assume for an entry of a state."""
-    is_inside = isinstance(placement, Shard) and placement.axis > 0
-    return placement.moved(placement.axis - 1) if is_inside else Replicate()  # type: ignore[union-attr]
-
-
 def _mapped(propagation: Propagation, node: Any, loop: Any) -> Sequence[Placed] | None:
     """Shard a loop with one step for each row and no states: each rank maps its own rows. ``None`` for other loops."""
     lengths, sequences = propagation.lengths, [outer for _, outer in loop.sequences]
@@ -328,7 +299,7 @@ def _mapped(propagation: Propagation, node: Any, loop: Any) -> Sequence[Placed] 
         *[here] * len(loop.lengths),
         *(propagation.replicated(outer, "what all steps of a map over rows need") for _, outer in loop.others),
     ]
-    return [Placed(output, shard) for output in copied(node, inputs)]
+    return placed(node, inputs, shard)
 
 
 RULES.update({ops.Scan: _scan})
@@ -341,15 +312,15 @@ def _if_else(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     n = node.op.n_outs
     condition, pairs = node.inputs[0], list(zip(node.inputs[1 : 1 + n], node.inputs[1 + n :]))
     placements = [_common_placement(propagation, pair) for pair in pairs]
-    branches = [
-        [_placed(propagation, pair[i], placement) for pair, placement in zip(pairs, placements)] for i in (0, 1)
+    reason = "the result of the other branch is replicated"
+    results = [
+        _placed(propagation, pair[i], placement, reason) for i in (0, 1) for pair, placement in zip(pairs, placements)
     ]
-    outputs = copied(node, [propagation.replicated(condition, "a condition"), *branches[0], *branches[1]])
+    outputs = copied(node, [propagation.replicated(condition, "a condition"), *results])
     for output, pair in zip(node.outputs, pairs):
         if isinstance(output.type, TensorType):
-            for axis, (one, other) in enumerate(zip(*map(propagation.lengths.dims, pair))):
-                if one == other and not output.broadcastable[axis]:
-                    propagation.lengths.set_length(output, axis, one)
+            dims = zip(*map(propagation.lengths.dims, pair))
+            propagation.lengths.set_dims(output, [one if one == other else None for one, other in dims])
     return [Placed(output, placement) for output, placement in zip(outputs, placements)]
 
 
@@ -363,14 +334,11 @@ def _common_placement(propagation: Propagation, pair: Sequence[Any]) -> Placemen
     return Partial() if found == [Partial(), Partial()] else Replicate()
 
 
-def _placed(propagation: Propagation, variable: Any, placement: Placement) -> Any:
+def _placed(propagation: Propagation, variable: Any, placement: Placement, reason: str) -> Any:
+    """Return a variable with a placement that it has or can get; ``reason`` is that of an all-gather."""
     if isinstance(placement, Shard):
         return propagation.sharded(variable, placement)
-    return (
-        propagation.new(variable)
-        if isinstance(placement, Partial)
-        else propagation.replicated(variable, "the result of the other branch is replicated")
-    )
+    return propagation.new(variable) if isinstance(placement, Partial) else propagation.replicated(variable, reason)
 
 
 RULES.update({ops.IfElse: _if_else})
@@ -384,16 +352,17 @@ def _expressed(rewrite: Callable[[Any], Any]) -> Rule:
 
     def rule(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
         expressions = rewrite(node)
-        if not expressions or any(_differ(*pair) for pair in zip(expressions, node.outputs)):
+        as_before = [(one.dtype, one.broadcastable) for one in node.outputs]
+        if not expressions or [(one.dtype, one.broadcastable) for one in expressions] != as_before:
             return "there is no expression for it"
-        propagation.run(expressions)
-        return [Placed(propagation.new(one), propagation.placement(one)) for one in expressions]
+        return _propagated(propagation, expressions)
 
     return rule
 
 
-def _differ(one: Any, other: Any) -> bool:
-    return (one.dtype, one.broadcastable) != (other.dtype, other.broadcastable)
+def _propagated(propagation: Propagation, expressions: Sequence[Any]) -> Sequence[Placed]:
+    propagation.run(expressions)
+    return [Placed(propagation.new(one), propagation.placement(one)) for one in expressions]
 
 
 def inner_graph(propagation: Propagation, node: Any) -> Sequence[Placed]:
@@ -401,14 +370,7 @@ def inner_graph(propagation: Propagation, node: Any) -> Sequence[Placed]:
 
     The operation must compute exactly this graph. Gradients of the operation are already part of the user's graph.
     """
-    expressions = ops.inlined(node)
-    propagation.run(expressions)
-    return [Placed(propagation.new(one), propagation.placement(one)) for one in expressions]
+    return _propagated(propagation, ops.inlined(node))
 
 
-RULES.update(
-    {
-        ops.OpFromGraph: inner_graph,
-        **{kind: _expressed(rewrite) for kind, rewrite in ops.EXPRESSED.items()},
-    }
-)
+RULES.update({ops.OpFromGraph: inner_graph, **{kind: _expressed(rewrite) for kind, rewrite in ops.EXPRESSED.items()}})

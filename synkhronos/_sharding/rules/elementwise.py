@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._backends import NotScalarConstantError, get_scalar_constant_value, ops, scalar
+from synkhronos._backends import constant_value, ops, scalar
 from synkhronos._sharding.lengths import constant_of
-from synkhronos._sharding.placements import Partial, Placed, Replicate, copied, is_zero
+from synkhronos._sharding.placements import Partial, Placed, Replicate, is_zero, placed
 from synkhronos._sharding.propagate import REPLICATED_RULES, RULES, Propagation
 
 __all__: list[str] = []
@@ -19,7 +19,7 @@ def _elementwise(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
         return _of_partial(propagation, node)
     # Elemwise compares the lengths of axes that are not broadcastable
     inputs = [propagation.sharded(one, shard, lenient=True) for one in node.inputs]
-    return [Placed(output, shard) for output in copied(node, inputs)]
+    return placed(node, inputs, shard)
 
 
 def _of_partial(propagation: Propagation, node: Any) -> Sequence[Placed]:
@@ -51,19 +51,16 @@ def _of_partial(propagation: Propagation, node: Any) -> Sequence[Placed]:
             same and partial == [True, False] and (_scales(node.inputs[1]) or _counts(propagation, node.inputs[1]))
         )
     elif isinstance(kind, scalar.Second) and not partial[1]:  # only the shape of the first input matters
-        return [Placed(output, Replicate()) for output in copied(node, inputs)]
+        return placed(node, inputs, Replicate())
     if not is_linear:
         return propagation.computed_replicated(node)
-    return [Placed(output, Partial()) for output in copied(node, inputs)]
+    return placed(node, inputs, Partial())
 
 
 def _scales(variable: Any) -> bool:
     """Return whether a variable is a finite constant other than zero."""
-    try:
-        value = get_scalar_constant_value(variable)
-    except NotScalarConstantError:
-        return False
-    return 0 < abs(value) < float("inf")
+    value = constant_value(variable)
+    return value is not None and 0 < abs(value) < float("inf")
 
 
 def _counts(propagation: Propagation, variable: Any) -> bool:

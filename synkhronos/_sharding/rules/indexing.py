@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from synkhronos._backends import INTEGERS, T, TensorType, ops
-from synkhronos._sharding.placements import ONE, Partial, Placed, Replicate, Shard, can_reduce, copied, is_zero
+from synkhronos._sharding.placements import ONE, Partial, Placed, Replicate, Shard, can_reduce, copied, is_zero, placed
 from synkhronos._sharding.propagate import RULES, Propagation
 
 __all__: list[str] = []
 
 _PICKED = "the index selects some of the rows, or changes their order"
+#: Operations that add to, or set, the entries that index arrays select.
+_INCREMENTS = (ops.AdvancedIncSubtensor1, ops.AdvancedIncSubtensor)
 
 
 def _index(propagation: Propagation, variable: Any, inputs: Sequence[Any], op: Any) -> list[Any]:
@@ -49,7 +51,7 @@ def _subtensor(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
         if axis is None:
             return _PICKED
         placement = placement.moved(axis)
-    return [Placed(copied(node, inputs)[0], placement)]
+    return placed(node, inputs, placement)
 
 
 def _inc_subtensor(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
@@ -66,23 +68,15 @@ def _inc_subtensor(propagation: Propagation, node: Any) -> str | Sequence[Placed
             return _PICKED
         shard = of_y.moved(axes[-1])
     elif _are_sums(propagation, node):
-        return [
-            Placed(
-                copied(node, [propagation.new(x), propagation.new(y), *map(propagation.replicated, numbers)])[0],
-                Partial(),
-            )
-        ]
+        sums = [propagation.new(x), propagation.new(y)]
+        return placed(node, [*sums, *map(propagation.replicated, numbers)], Partial())
     else:
         return propagation.computed_replicated(node)
     axis = _axis_after(index, shard.axis)
     if axis is None or x.broadcastable[shard.axis]:
         return _PICKED
-    inputs = [
-        propagation.sharded(x, shard),
-        _shard_of_increment(propagation, y, shard, axis, n_axes),
-        *map(propagation.replicated, numbers),
-    ]
-    return [Placed(copied(node, inputs)[0], shard)]
+    y_here = _shard_of_increment(propagation, y, shard, axis, n_axes)
+    return placed(node, [propagation.sharded(x, shard), y_here, *map(propagation.replicated, numbers)], shard)
 
 
 def _are_sums(propagation: Propagation, node: Any) -> bool:
@@ -158,7 +152,7 @@ def _rows_of_points(propagation: Propagation, x: Any, index: Sequence[Any]) -> S
     """
     if any(isinstance(one, slice) or not isinstance(one.type, TensorType) for one in index):
         return None
-    length = propagation.lengths.range(index[0])
+    length = propagation.lengths.ranges.get(index[0])
     per_row = None if length is None else propagation.lengths.per_row(length)
     if per_row is None:
         return None
@@ -171,22 +165,19 @@ def _rows_of_points(propagation: Propagation, x: Any, index: Sequence[Any]) -> S
 
 def _local_index(propagation: Propagation, index: Sequence[Any], shard: Shard) -> list[Any]:
     here = T.arange(propagation.lengths.local(shard.inner), dtype=index[0].dtype)
-    return [
-        here,
-        *(
-            propagation.sharded(one, shard, broadcasts=True) if one.ndim else propagation.replicated(one)
-            for one in index[1:]
-        ),
-    ]
+    return [here, *(propagation.sharded(one, shard, broadcasts=True) for one in index[1:])]
 
 
 def _advanced(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
-    x, *rest = node.inputs
-    index = ops.advanced_index(node.inputs, node.op)
+    """Index an array by arrays, or add to its entries: then the second input is the increment."""
+    x, *increment = node.inputs[: 1 + isinstance(node.op, _INCREMENTS)]
+    rest = node.inputs[1 + len(increment) :]
+    index = ops.advanced_index(node.inputs[len(increment) :], node.op)
     shard = _rows_of_points(propagation, x, index)
     if shard is not None:
-        inputs = [propagation.sharded(x, shard), *_local_index(propagation, index, shard)]
-        return [Placed(copied(node, inputs)[0], shard)]
+        n_axes = x.ndim - len(index) + 1
+        y_here = [_shard_of_increment(propagation, y, shard, 0, n_axes) for y in increment]
+        return placed(node, [propagation.sharded(x, shard), *y_here, *_local_index(propagation, index, shard)], shard)
     if propagation.shard_of(node.inputs) is None:
         return propagation.computed_replicated(node)
     places, of_x = _places(propagation, x, index), propagation.placement(x)
@@ -197,38 +188,15 @@ def _advanced(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
         axis = places.axis_after(of_x.axis)
         if axis is None or of_index is not None:
             return _PICKED
-        return [Placed(copied(node, [propagation.new(x), *map(propagation.replicated, rest)])[0], of_x.moved(axis))]
+        y_here = [_shard_of_increment(propagation, y, of_x, axis, places.n_results) for y in increment]
+        inputs = [propagation.new(x), *y_here, *map(propagation.replicated, rest)]
+        return placed(node, inputs, of_x if increment else of_x.moved(axis))
+    if increment:
+        return _added_to_table(propagation, node, places, of_index or _entries_of(propagation, increment[0], places))
     if of_index is None:
         return _PICKED
     inputs = [propagation.replicated(x), *places.local(propagation, rest, of_index)]
-    return [Placed(copied(node, inputs)[0], of_index.moved(places.first + of_index.axis))]
-
-
-def _advanced_inc(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
-    x, y, *rest = node.inputs
-    index = ops.advanced_index(node.inputs[1:], node.op)
-    shard = _rows_of_points(propagation, x, index)
-    if shard is not None:
-        y_here = _shard_of_increment(propagation, y, shard, 0, x.ndim - len(index) + 1)
-        return [
-            Placed(
-                copied(node, [propagation.sharded(x, shard), y_here, *_local_index(propagation, index, shard)])[0],
-                shard,
-            )
-        ]
-    if propagation.shard_of(node.inputs) is None:
-        return propagation.computed_replicated(node)
-    places, of_x = _places(propagation, x, index), propagation.placement(x)
-    if places is None:
-        return _PICKED
-    of_index = places.shard_of_arrays(propagation)
-    if isinstance(of_x, Shard):
-        axis = places.axis_after(of_x.axis)
-        if axis is None or of_index is not None:
-            return _PICKED
-        y_here = _shard_of_increment(propagation, y, of_x, axis, places.n_results)
-        return [Placed(copied(node, [propagation.new(x), y_here, *map(propagation.replicated, rest)])[0], of_x)]
-    return _added_to_table(propagation, node, places, of_index or _entries_of(propagation, y, places))
+    return placed(node, inputs, of_index.moved(places.first + of_index.axis))
 
 
 def _entries_of(propagation: Propagation, y: Any, places: _Places) -> Shard | None:
@@ -268,7 +236,6 @@ RULES.update(
     {
         ops.Subtensor: _subtensor,
         ops.IncSubtensor: _inc_subtensor,
-        **dict.fromkeys((ops.AdvancedSubtensor1, ops.AdvancedSubtensor), _advanced),
-        **dict.fromkeys((ops.AdvancedIncSubtensor1, ops.AdvancedIncSubtensor), _advanced_inc),
+        **dict.fromkeys((ops.AdvancedSubtensor1, ops.AdvancedSubtensor, *_INCREMENTS), _advanced),
     }
 )

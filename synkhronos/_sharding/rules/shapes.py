@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._backends import NO_TENSORS, T, ops
-from synkhronos._sharding.placements import ONE, UNKNOWN, Length, Partial, Placed, Replicate, Shard, copied
+from synkhronos._sharding.placements import ONE, UNKNOWN, Length, Partial, Placed, Replicate, Shard, placed
 from synkhronos._sharding.propagate import REPLICATED_RULES, RULES, Propagation
 
 __all__: list[str] = []
@@ -29,25 +29,21 @@ def _shape_i(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
 
 
 def _made(propagation: Propagation, node: Any) -> Sequence[Placed]:
-    """Shard an Alloc of a replicated value along the first axis of length rows × k that repeats the value."""
-    value, *sizes = node.inputs
-    lengths, n_missing = propagation.lengths, len(sizes) - value.ndim
-    for axis, size in enumerate(sizes):
+    """Shard an Alloc of a replicated value along the first axis of length rows × k that repeats the value.
+
+    Shard an AllocEmpty, which has no value, along its first axis of that length, as the values written to it probably
+    are sharded.
+    """
+    lengths, n_axes = propagation.lengths, node.outputs[0].ndim
+    value = node.inputs[: len(node.inputs) - n_axes]
+    repeats = [True] * n_axes
+    for one in value:
+        repeats[n_axes - one.ndim :] = one.broadcastable
+    for axis, size in enumerate(node.inputs[len(value) :]):
         per_row = lengths.per_row(lengths.scalar(size))
-        if per_row is not None and (axis < n_missing or value.broadcastable[axis - n_missing]):
-            inputs = [propagation.new(value), *map(propagation.new, sizes)]
-            inputs[1 + axis] = lengths.local(per_row)
-            return [Placed(node.op(*inputs), Shard(axis, ONE, per_row))]
-    return propagation.computed_replicated(node)
-
-
-def _made_empty(propagation: Propagation, node: Any) -> Sequence[Placed]:
-    """Shard an AllocEmpty along its first axis of length rows × k, as the values written to it probably are sharded."""
-    for axis, size in enumerate(node.inputs):
-        per_row = propagation.lengths.per_row(propagation.lengths.scalar(size))
-        if per_row is not None:
-            inputs = [propagation.new(one) for one in node.inputs]
-            inputs[axis] = propagation.lengths.local(per_row)
+        if per_row is not None and repeats[axis]:
+            inputs = list(map(propagation.new, node.inputs))
+            inputs[len(value) + axis] = lengths.local(per_row)
             return [Placed(node.op(*inputs), Shard(axis, ONE, per_row))]
     return propagation.computed_replicated(node)
 
@@ -69,7 +65,7 @@ def _reshape(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     variable, shape = node.inputs
     placement = propagation.placement(variable)
     if isinstance(placement, Partial):
-        return [Placed(copied(node, [propagation.new(variable), propagation.replicated(shape)])[0], placement)]
+        return placed(node, [propagation.new(variable), propagation.replicated(shape)], placement)
     entries = propagation.lengths.vector(shape)
     if not isinstance(placement, Shard) or entries is None:
         return "the new shape is unknown"
@@ -84,11 +80,8 @@ def _reshape(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
 def _specified(propagation: Propagation, node: Any) -> Sequence[Placed]:
     """Shard a SpecifyShape; the length along the sharded axis is compared with that of the full value."""
     variable, *lengths = node.inputs
-    placement, here, entries = (
-        propagation.placement(variable),
-        propagation.new(variable),
-        list(map(propagation.replicated, lengths)),
-    )
+    placement, here = propagation.placement(variable), propagation.new(variable)
+    entries = list(map(propagation.replicated, lengths))
     if isinstance(placement, Shard) and not isinstance(lengths[placement.axis].type, NO_TENSORS):
         is_right = T.eq(propagation.lengths.value(placement.length), entries[placement.axis])
         here = ops.Assert(f"SpecifyShape: axis {placement.axis} has another length, for all ranks")(here, is_right)
@@ -118,14 +111,8 @@ def _axis_of_rows(propagation: Propagation, variable: Any, placement: Shard, ent
 
 #: Rules for Apply nodes with an input that is not replicated.
 RULES.update(
-    {
-        ops.Shape: _shape,
-        ops.Shape_i: _shape_i,
-        ops.Alloc: _alloc,
-        ops.Reshape: _reshape,
-        ops.SpecifyShape: _specified,
-    }
+    {ops.Shape: _shape, ops.Shape_i: _shape_i, ops.Alloc: _alloc, ops.Reshape: _reshape, ops.SpecifyShape: _specified}
 )
 
 #: Rules for Apply nodes with replicated inputs only.
-REPLICATED_RULES.update({ops.Alloc: _made, ops.AllocEmpty: _made_empty})
+REPLICATED_RULES.update({ops.Alloc: _made, ops.AllocEmpty: _made})
