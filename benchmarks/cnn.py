@@ -5,7 +5,7 @@ The network has two convolutions of 32 filters of 5×5, each with max pooling, a
 update rule is Nesterov momentum, and the loss is read after each step. The step of two ranks includes the all-reduce of
 the gradients. Plain Theano uses Lasagne's update rule, in one function. PyTorch uses DistributedDataParallel over gloo,
 with one thread in each of two processes. One rank is timed with arrays in the shared heap, and with arrays from the C
-library's allocator, which is used if no shared heap can be mapped. The bound of two ranks is the step's matrix
+library's allocator. Ranks use the latter if no shared heap can be mapped. The bound of two ranks is the step's matrix
 products.
 """
 

@@ -1,10 +1,11 @@
 """Exact functions.
 
 Training steps of the demos' MLP and CNN run on two ranks, with 500 images in each step, drawn at random. They are
-computed by an exact function with Lasagne's Nesterov momentum, and by `make_train_function`, with one flat gradient. An
-exact function with batch normalisation over the full minibatch, in each layer but the last, is compared with PyTorch's
-DDP without batch normalisation, because PyTorch's `SyncBatchNorm` requires GPUs. Compile times of the CNN with batch
-normalisation are measured in new processes, with a compile cache that is empty ("cold") or complete ("warm").
+computed by an exact function with Lasagne's Nesterov momentum, and by `make_train_function`, with one flat gradient.
+Another exact function has batch normalisation over the full minibatch, in each layer but the last. It is compared with
+PyTorch's DDP without batch normalisation, because PyTorch's `SyncBatchNorm` requires GPUs. Compile times of the CNN
+with batch normalisation are measured in new processes, with a compile cache that is empty ("cold") or complete
+("warm").
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A training step as one message, and as three.
 
-On two ranks, a function stores a gradient that is as long as the parameters, an all-reduce averages it, and another
+On two ranks, a function stores a gradient that is as long as the parameters. An all-reduce averages it, and another
 function subtracts it from the parameters. These three commands are sent to the workers in one message, by
 `synk.sequence`, or in three. Steps follow one another without a pause. The time saved by one message does not depend on
 the number of parameters: it is that of two messages, their answers, and the planning of two calls. The memory traffic

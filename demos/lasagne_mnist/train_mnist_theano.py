@@ -1,7 +1,7 @@
 """Train on MNIST in one process with plain Theano, for comparison with the other two scripts.
 
-For a fair comparison, the script first measures whether the network is faster with one BLAS thread or with one for each
-core, and uses that number.
+The script first measures whether the network is faster with one BLAS thread or with one for each core. It uses the
+faster number, for a fair comparison.
 """
 
 import os

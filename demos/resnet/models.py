@@ -1,9 +1,9 @@
 """Residual networks in plain Lasagne and Theano; Synkhronos requires no changes to them.
 
 The networks are those of K. He, X. Zhang, S. Ren, J. Sun (2015), Deep residual learning for image recognition,
-arXiv:1512.03385, table 1. They consist of a 7x7 convolution and a 3x3 max pooling, each with stride 2, up to four
-*stages* of bottleneck blocks, the mean over rows and columns, and a dense layer with a softmax. Each stage but the
-first halves height and width, and doubles the channels.
+arXiv:1512.03385, table 1. They begin with a 7x7 convolution and a 3x3 max pooling, each with stride 2. Up to four
+*stages* of bottleneck blocks follow, then the mean over rows and columns, and a dense layer with a softmax. Each stage
+but the first halves height and width, and doubles the channels.
 """
 
 from __future__ import annotations
