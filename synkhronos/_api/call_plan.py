@@ -412,7 +412,7 @@ class Planner:
         modes = self._results.modes
         wanted = tuple(range(len(modes))) if subset is None else subset
         graph, follow = self._graph, None
-        parts = self._collectives.cut() if num_slices > 1 and self._collectives.any else None
+        parts = self._collectives.parts if num_slices > 1 and self._collectives.any else None
         if parts is not None:
             graph, subset, follow = self._in_two(distributed, wanted, *parts)
         accumulate = num_slices > 1 and bool(graph.accumulated)
@@ -450,12 +450,7 @@ class Planner:
         return call, staging.refs
 
     def _in_two(
-        self,
-        distributed: Callable[[Variant, Graph], int],
-        wanted: Sequence[int],
-        cut: Cut,
-        before: Graph,
-        after: Graph,
+        self, distributed: Callable[[Variant, Graph], int], wanted: Sequence[int], cut: Cut, before: Graph, after: Graph
     ) -> tuple[Graph, tuple[int, ...], Follow]:
         """Plan a call in slices of a graph that was cut at its collectives.
 

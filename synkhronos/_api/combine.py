@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -42,8 +43,6 @@ class GraphCollectives:
         self.any = compiled_has_collectives(compiled)
         self._graph, self._names = graph, results.names
         self._known: dict[int, bool] = {}
-        self._parts: tuple[Cut, _graph.Graph, _graph.Graph] | None = None
-        self._is_cut = False
         self._outputs, self._updates = graph.expressions if self.any else ([], [])
         self._in_a_loop = has_collectives_in_loop([*self._outputs, *(new for _, new in self._updates)])
         self._varying = [*graph.varying, *(var for var, _ in self._updates if is_random_state(var))]
@@ -83,7 +82,8 @@ class GraphCollectives:
         n = len(self._outputs)
         return [var for i, (var, _) in enumerate(self._updates, n) if not is_random_state(var) and self._depends(i)]
 
-    def cut(self) -> tuple[Cut, _graph.Graph, _graph.Graph] | None:
+    @functools.cached_property
+    def parts(self) -> tuple[Cut, _graph.Graph, _graph.Graph] | None:
         """Cut the graph for a call in slices: into the graph before the collectives, and the graph from them on.
 
         Return ``None`` if there are no collectives, but only rank constants from gradients.
@@ -93,23 +93,16 @@ class GraphCollectives:
         ValueError
             If the graph cannot be cut.
         """
-        if not self._is_cut:
-            n, updates = len(self._outputs), self._updates
-            names = [*self._names, *(f"the update of {var}" for var, _ in updates)]
-            found = cut([*self._outputs, *(new for _, new in updates)], names, self._varying, self._graph.common)
-            self._is_cut = True
-            if found is None:
-                return None
-            before = [self._outputs[i] for i in found.before if i < n]
-            outputs = [after for i, after in found.after.items() if i < n]
-            self._parts = (
-                found,
-                self._graph.part([*before, *found.entering], [updates[i - n] for i in found.before if i >= n]),
-                self._graph.part(
-                    outputs, [(updates[i - n][0], after) for i, after in found.after.items() if i >= n], found.inputs
-                ),
-            )
-        return self._parts
+        n, updates = len(self._outputs), self._updates
+        names = [*self._names, *(f"the update of {var}" for var, _ in updates)]
+        found = cut([*self._outputs, *(new for _, new in updates)], names, self._varying, self._graph.common)
+        if found is None:
+            return None
+        outputs = [self._outputs[i] for i in found.before if i < n]
+        before = self._graph.part([*outputs, *found.entering], [updates[i - n] for i in found.before if i >= n])
+        outputs = [new for i, new in found.after.items() if i < n]
+        updated = [(updates[i - n][0], new) for i, new in found.after.items() if i >= n]
+        return found, before, self._graph.part(outputs, updated, found.inputs)
 
 
 class Results:

@@ -69,11 +69,6 @@ def claim_stream(var: Any, common: bool) -> None:
         )
 
 
-def has_common_stream(var: Any) -> bool:
-    """Return whether all ranks draw the same numbers from a random state."""
-    return bool(_is_common.get(var.container))
-
-
 # -- Ops
 
 _BLANK = (type(None), dict, list, set)
@@ -364,7 +359,7 @@ class _Part:
 
 
 def _has_own_stream(var: Any) -> bool:
-    return _backends.is_random_state(var) and not has_common_stream(var)
+    return _backends.is_random_state(var) and not _is_common.get(var.container)
 
 
 def _portable(value: Any) -> Any:

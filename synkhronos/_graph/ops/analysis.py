@@ -9,7 +9,7 @@ collective but do not depend on data points, because slicing does not divide the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,12 +26,12 @@ def compiled_has_collectives(function: Any) -> bool:
 
     A gradient of a collective may have rank constants, but no collectives.
     """
-    return any(_needs_context(node.op) or _has_inner_collectives(node.op) for node in function.maker.fgraph.apply_nodes)
+    return any(_needs_context(node.op) for node in function.maker.fgraph.apply_nodes)
 
 
 def collectives_of(function: Any) -> list[Collective]:
     """Return the collectives of a compiled function in their order of execution, except for those in inner graphs."""
-    ops = [node.op for node in function.maker.fgraph.toposort() if _is_collective(node.op)]
+    ops = [node.op for node in function.maker.fgraph.toposort() if isinstance(node.op, Collective)]
     return sorted(ops, key=lambda op: op.number)
 
 
@@ -39,14 +39,14 @@ def after_collectives(expressions: Iterable[Any]) -> set[Any]:
     """Return all variables in the graph of some expressions that depend on collectives."""
     found: set[Any] = set()
     for node in io_toposort([], list(expressions)):
-        if _is_collective(node.op) or _has_inner_collectives(node.op) or not found.isdisjoint(node.inputs):
+        if isinstance(node.op, Collective) or _has_inner_collectives(node.op) or not found.isdisjoint(node.inputs):
             found.update(node.outputs)
     return found
 
 
 def has_collectives_in_loop(expressions: Iterable[Any]) -> bool:
     """Return whether expressions have collectives in inner graphs, of a Scan or an `OpFromGraph`."""
-    return any(var.owner is not None and _has_inner_collectives(var.owner.op) for var in ancestors(list(expressions)))
+    return any(map(_has_inner_collectives, _ops_of(expressions)))
 
 
 def depends_on(expression: Any, variables: Iterable[Any], *, or_rank: bool = True, but_for: Iterable[Any] = ()) -> bool:
@@ -67,19 +67,19 @@ def depends_on(expression: Any, variables: Iterable[Any], *, or_rank: bool = Tru
         var = waiting.pop()
         if var in sought or (or_rank and var.owner is not None and isinstance(var.owner.op, RankConstant)):
             return True
-        if var in seen or var.owner is None or _is_collective(var.owner.op):
+        if var in seen or var.owner is None or isinstance(var.owner.op, Collective):
             continue
         seen.add(var)
         waiting += var.owner.inputs
     return False
 
 
-def _is_collective(op: Any) -> bool:
-    return isinstance(op, Collective)
+def _ops_of(expressions: Iterable[Any]) -> Iterator[Any]:
+    return (var.owner.op for var in ancestors(list(expressions)) if var.owner is not None)
 
 
 def _needs_context(op: Any) -> bool:
-    return isinstance(op, (Collective, RankConstant))
+    return isinstance(op, (Collective, RankConstant)) or _has_inner_collectives(op)
 
 
 def _has_inner_collectives(op: Any) -> bool:
@@ -89,16 +89,7 @@ def _has_inner_collectives(op: Any) -> bool:
 
 def has_collectives(expressions: Iterable[Any]) -> bool:
     """Return whether expressions have collectives or rank constants, in inner graphs too."""
-    waiting, seen = list(expressions), set()
-    while waiting:
-        var = waiting.pop()
-        if var in seen or var.owner is None:
-            continue
-        if _needs_context(var.owner.op) or _has_inner_collectives(var.owner.op):
-            return True
-        seen.add(var)
-        waiting += var.owner.inputs
-    return False
+    return any(map(_needs_context, _ops_of(expressions)))
 
 
 class Cut(NamedTuple):
@@ -136,11 +127,11 @@ def cut(
     ValueError
         If data points are needed together with the result of a collective, or there is a collective in a loop.
     """
-    nodes = {var.owner: None for var in ancestors(list(expressions)) if var.owner is not None}
-    if any(_has_inner_collectives(node.op) for node in nodes):
+    if has_collectives_in_loop(expressions):
         raise ValueError(
             "num_slices: a function with collectives in a loop cannot be computed in slices; call it without"
         )
+    nodes = {var.owner: None for var in ancestors(list(expressions)) if var.owner is not None}
     collectives = [node for node in nodes if isinstance(node.op, Collective)]
     if not collectives:
         return None
@@ -178,4 +169,4 @@ def cut(
 
 
 def _has_collectives(expression: Any) -> bool:
-    return any(var.owner is not None and isinstance(var.owner.op, Collective) for var in ancestors([expression]))
+    return any(isinstance(op, Collective) for op in _ops_of([expression]))
