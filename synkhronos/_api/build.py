@@ -201,14 +201,7 @@ def function(
     results = Results(variables, output_modes, on_host, session.on_gpu, title or "the function")
     named = [_is_pair(item) for item in items]
     made = Function(
-        session,
-        graph,
-        results,
-        update_modes,
-        named=named,
-        named_updates=named_updates,
-        single=not many,
-        name=title,
+        session, graph, results, update_modes, named=named, named_updates=named_updates, single=not many, name=title
     )
     return _with_streams(made)
 

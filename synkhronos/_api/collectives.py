@@ -71,18 +71,17 @@ def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> 
     with session.lock, session.timeline.call("broadcast"):
         if values is not None:
             put(session, variables, match(shared_vars, variables, values))
-            session.replica_check.note_parts(variables, are_parts=False)
-            return
-        session.sequencer.check_first("broadcast of the controller's values")
-        direct = over_nccl(session, variables, nccl, nccl_moves)
-        if direct:
-            shapes = tuple(tuple(_graph.get_array(var).shape) for var in direct)
-            session.run(Nccl("broadcast", session.keys(direct), session.master_rank, shapes=shapes))
-        rest = without(variables, direct)
-        if rest:
-            workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
-            put(session, rest, [_graph.host_array(var) for var in rest], ranks=workers)
-        _graph.note_sent(variables)
+        else:
+            session.sequencer.check_first("broadcast of the controller's values")
+            direct = over_nccl(session, variables, nccl, nccl_moves)
+            if direct:
+                shapes = tuple(tuple(_graph.get_array(var).shape) for var in direct)
+                session.run(Nccl("broadcast", session.keys(direct), session.master_rank, shapes=shapes))
+            rest = without(variables, direct)
+            if rest:
+                workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
+                put(session, rest, [_graph.host_array(var) for var in rest], ranks=workers)
+            _graph.note_sent(variables)
         session.replica_check.note_parts(variables, are_parts=False)
 
 

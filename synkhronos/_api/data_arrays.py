@@ -6,6 +6,7 @@ convert and check values, shapes and sizes that users pass.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -59,10 +60,7 @@ def _same_values(array: np.ndarray, dtype: np.dtype) -> bool:
 
 
 def size_in_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    n_bytes = dtype.itemsize
-    for length in shape:
-        n_bytes *= length
-    return n_bytes
+    return math.prod(shape) * dtype.itemsize
 
 
 def check_shape(shape: Any, ndim: int | None) -> tuple[int, ...]:

@@ -29,36 +29,7 @@ _MOST_PLANS = 64  # number of plans that a function caches
 _NEVER = -1  # value of `Function._n_changes` until scattered variables are checked in a session; see `ReplicaCheck`
 
 
-class Appearance:
-    """Mixin of `Function` with its representations: ``repr``, a table for notebooks, and `dir`."""
-
-    name: str | None
-    _graph: Any
-    _results: Any
-    _session: Any
-
-    def __repr__(self) -> str:
-        session = None if self._session is None else self._session()
-        ranks = "no session" if session is None or session.broken else f"{session.n_ranks} ranks"
-        return f"<synkhronos.Function {self.name or ''}({describe_inputs(self._graph)}) -> {self._results}; {ranks}>"
-
-    def _repr_html_(self) -> str:
-        """Return a table of the inputs and outputs, for notebooks."""
-        return html_table(
-            [("Function", self.name or ""), ("inputs", describe_inputs(self._graph)), ("outputs", self._results)]
-        )
-
-    def __dir__(self) -> list[str]:
-        return public_names(self, "join")
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
-            f"{self!r} cannot be copied or pickled, because it belongs to its session; build it again by "
-            "synkhronos.function, and save the values of its shared variables by synkhronos.extensions.checkpoint"
-        )
-
-
-class Function(Appearance):
+class Function:
     """A compiled function on all ranks, made by `function` and called like a function of Theano or PyTensor.
 
     Attributes
@@ -389,3 +360,25 @@ class Function(Appearance):
         if (graph, variant) not in self._keys:
             self._keys[graph, variant] = session.add_function(graph.compile(variant), self)
         return self._keys[graph, variant]
+
+    # -- representation
+
+    def __repr__(self) -> str:
+        session = None if self._session is None else self._session()
+        ranks = "no session" if session is None or session.broken else f"{session.n_ranks} ranks"
+        return f"<synkhronos.Function {self.name or ''}({describe_inputs(self._graph)}) -> {self._results}; {ranks}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the inputs and outputs, for notebooks."""
+        return html_table(
+            [("Function", self.name or ""), ("inputs", describe_inputs(self._graph)), ("outputs", self._results)]
+        )
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, "join")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"{self!r} cannot be copied or pickled, because it belongs to its session; build it again by "
+            "synkhronos.function, and save the values of its shared variables by synkhronos.extensions.checkpoint"
+        )

@@ -178,12 +178,7 @@ class NcclTransport:
         """
         works = [_contiguous(array) for array in arrays]
         self._begin(works, op, weights, arrays)
-
-        def work() -> None:
-            for chunk in self._chunks(works):
-                self._comm.all_reduce(chunk, OPS[op].nccl, chunk)
-
-        self._run(work, works)
+        self._run_chunks(lambda chunk: self._comm.all_reduce(chunk, OPS[op].nccl, chunk), works)
         for array, done in zip(arrays, works):
             if done is not array:
                 array[...] = done
@@ -193,25 +188,14 @@ class NcclTransport:
         """Reduce arrays over the ranks into new arrays on rank ``root``; return an empty list on other ranks."""
         works = [array.copy() for array in arrays]
         self._begin(works, op, weights, works)
-
-        def work() -> None:
-            for chunk in self._chunks(works):
-                self._comm.reduce(chunk, OPS[op].nccl, chunk if root == self._rank else None, root)
-
-        self._run(work, works)
-        if root != self._rank:
-            return []
-        return works
+        is_root = root == self._rank
+        self._run_chunks(lambda chunk: self._comm.reduce(chunk, OPS[op].nccl, chunk if is_root else None, root), works)
+        return works if is_root else []
 
     def broadcast(self, arrays: Sequence[Any], root: int) -> None:
         """Copy C-contiguous arrays of rank ``root`` into those of all other ranks, which have the same shapes."""
         self.agree(arrays)
-
-        def work() -> None:
-            for chunk in self._chunks(arrays):
-                self._comm.broadcast(chunk, root)
-
-        self._run(work, arrays)
+        self._run_chunks(lambda chunk: self._comm.broadcast(chunk, root), arrays)
 
     def all_gather(self, arrays: Sequence[Any]) -> list[Any]:
         """Concatenate the arrays of all ranks along axis 0; shapes must be equal on all ranks."""
@@ -250,7 +234,11 @@ class NcclTransport:
         step = _MAX_ELEMENTS // times
         return [one[start : start + step] for one in flat for start in range(0, one.size, step)]
 
-    def _run(self, work: Callable[[], None], arrays: Sequence[Any]) -> None:
+    def _run_chunks(self, work: Callable[[Any], None], arrays: Sequence[Any]) -> None:
+        """Run a collective on the chunks of arrays; see `_run`."""
+        self._run(lambda: list(map(work, self._chunks(arrays))), arrays)
+
+    def _run(self, work: Callable[[], object], arrays: Sequence[Any]) -> None:
         """Run a collective in a separate thread until ``arrays`` are complete, and check the other ranks meanwhile."""
 
         def run() -> None:

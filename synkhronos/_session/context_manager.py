@@ -69,9 +69,7 @@ def _close_after_error() -> None:
         _logger.error("closing the session failed, too: %s: %s", type(error).__name__, error)
 
 
-def _like_fork(
-    fork: Callable[_Parameters, int],
-) -> Callable[[Callable[..., _Made]], Callable[_Parameters, _Made]]:
+def _like_fork(fork: Callable[_Parameters, int]) -> Callable[[Callable[..., _Made]], Callable[_Parameters, _Made]]:
     """Give a function the signature of `fork`, except for its return annotation."""
 
     def decorate(function: Callable[..., _Made]) -> Callable[_Parameters, _Made]:

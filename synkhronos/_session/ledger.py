@@ -68,9 +68,8 @@ class Ledger:
         self._dropped_bytes = 0
         self.sent = _NOTHING
         self._n_sent = 0
-        self._bare = Envelope(
-            (), _NOTHING, None
-        )  # the last envelope without entries, used again if its command is sent again
+        # the last envelope without entries, used again if its command is sent again
+        self._bare = Envelope((), _NOTHING, None)
 
     def share(self, segment: Segment, content: np.ndarray) -> None:
         """Register new memory, which stays shared as long as the array ``content`` exists."""

@@ -85,9 +85,7 @@ class Profile:
 
     def _repr_html_(self) -> str:
         """Return the table as HTML, for notebooks."""
-        if not self.seconds:
-            return f"<p>{_NOTHING}</p>"
-        return html_table(self._lines())
+        return html_table(self._lines()) if self.seconds else f"<p>{_NOTHING}</p>"
 
     def _lines(self) -> list[list[str]]:
         """Return the rows of the table, each a list of cells."""

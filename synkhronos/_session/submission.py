@@ -124,13 +124,15 @@ class Recorder:
     parts : list of Submission
     thread : int
         Identifier of the thread whose calls are recorded.
+    kept : list
+        Objects that the parts need, and that stay alive even if the program drops them before the sequence is sent.
     """
 
     def __init__(self) -> None:
         self.parts: list[Submission] = []
         self.thread = threading.get_ident()
         self._futures: list[Future] = []
-        self._kept: list[Any] = []
+        self.kept: list[Any] = []
 
     def record(self, part: Submission) -> Future:
         """Add a part, and return the `Future` of its result."""
@@ -138,10 +140,6 @@ class Recorder:
         self.parts.append(part)
         self._futures.append(future)
         return future
-
-    def keep(self, things: Sequence[Any]) -> None:
-        """Keep objects alive that the parts need, even if the program drops them before the sequence is sent."""
-        self._kept += things
 
     def send(self, session: Session) -> None:
         """Execute all parts and set the results; then raise the first error, if any."""
@@ -209,7 +207,7 @@ class Sequencer:
         """Keep objects alive until the open sequence, if there is one, is sent."""
         recorder = self.recording
         if recorder is not None:
-            recorder.keep(things)
+            recorder.kept += things
 
     def check_first(self, what: str) -> None:
         """Raise `SessionError` if the open sequence already has parts, which are not sent yet."""
