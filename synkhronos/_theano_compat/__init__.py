@@ -40,15 +40,15 @@ from .windows import patch_pooling, vectorize_convolution, vectorize_pooling
 __all__ = ["find_blas", "prepare"]
 
 SCAN_LOOP = "theano.scan_module.scan_perform_ext"
-COMPILING = "theano.gof.cmodule"
 MPI_OPS = "theano.tensor.io"
-OPS = {  # modules that define Ops, and the functions that patch them
+OPS = {  # modules of Theano, and the functions that patch them
+    "theano.gof.cmodule": (explain_missing_headers,),
     "theano.scalar.basic": (vectorize_tanh,),
     "theano.tensor.elemwise": (vectorize_elementwise, vectorize_sums),
     "theano.tensor.nnet.corr": (vectorize_convolution,),
     "theano.tensor.signal.pool": (patch_pooling, vectorize_pooling),
 }
-PATCHED = ("theano", "theano.configdefaults", COMPILING, "theano.gpuarray.linalg", SCAN_LOOP, MPI_OPS, *OPS, "lasagne")
+PATCHED = ("theano", "theano.configdefaults", "theano.gpuarray.linalg", SCAN_LOOP, MPI_OPS, *OPS, "lasagne")
 DOWNSAMPLE = "theano.tensor.signal.downsample"
 
 
@@ -72,14 +72,10 @@ def install() -> PatchFinder:
     sys.meta_path.insert(0, finder)
     if "theano" in sys.modules:
         prepare_theano()
-        offer_switches()
-        offer_blas(importlib.import_module("theano.configdefaults"))
-        patch_ops()
-        explain_missing_headers(importlib.import_module(COMPILING))
-        for name, patches in OPS.items():
+        for name in ("theano.configdefaults", "theano", *OPS):
             if name in sys.modules:
-                for patch in patches:
-                    patch(sys.modules[name])
+                with patched(sys.modules[name]):
+                    pass
     return finder
 
 
@@ -138,19 +134,13 @@ def patched(module: types.ModuleType) -> Iterator[None]:
         offer_switches()
         yield
         offer_blas(module)
-    elif module.__name__ == SCAN_LOOP:
-        with loop_in_c():
+    elif module.__name__ in (SCAN_LOOP, MPI_OPS):
+        with loop_in_c() if module.__name__ == SCAN_LOOP else mpi_withheld():
             yield
     elif module.__name__ in OPS:
         yield
         for patch in OPS[module.__name__]:
             patch(module)
-    elif module.__name__ == MPI_OPS:
-        with mpi_withheld():
-            yield
-    elif module.__name__ == COMPILING:
-        yield
-        explain_missing_headers(module)
     else:
         ignore_warnings(module.__name__)
         with pkg_resources_lent():
@@ -158,23 +148,25 @@ def patched(module: types.ModuleType) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def mpi_withheld() -> Iterator[None]:
-    """Hide mpi4py from Theano's MPI Ops, unless the program has imported it, because importing it initializes MPI."""
-    if "mpi4py.MPI" in sys.modules:
-        yield
-        return
-    before = sys.modules.get("mpi4py")
-    sys.modules["mpi4py"] = None  # type: ignore[assignment]
+def module_replaced(name: str, stand_in: types.ModuleType | None) -> Iterator[None]:
+    """Provide another module under a name, or none, within a ``with`` block."""
+    modules: dict[str, Any] = sys.modules
+    before = modules.get(name)
+    modules[name] = stand_in
     try:
         yield
     finally:
-        del sys.modules["mpi4py"]
+        del modules[name]
         if before is not None:
-            sys.modules["mpi4py"] = before
+            modules[name] = before
 
 
-@contextlib.contextmanager
-def pkg_resources_lent() -> Iterator[None]:
+def mpi_withheld() -> contextlib.AbstractContextManager[None]:
+    """Hide mpi4py from Theano's MPI Ops, unless the program has imported it, because importing it initializes MPI."""
+    return contextlib.nullcontext() if "mpi4py.MPI" in sys.modules else module_replaced("mpi4py", None)
+
+
+def pkg_resources_lent() -> contextlib.AbstractContextManager[None]:
     """Provide a temporary stand-in for pkg_resources if it is not installed.
 
     Lasagne gets its version from this module, and Theano an exception class. Newer setuptools does not include it, and
@@ -182,17 +174,12 @@ def pkg_resources_lent() -> Iterator[None]:
     missing.
     """
     if importlib.util.find_spec("pkg_resources") is not None:
-        yield
-        return
+        return contextlib.nullcontext()
     from importlib.metadata import PackageNotFoundError, distribution
 
     stand_in: Any = types.ModuleType("pkg_resources")
     stand_in.get_distribution, stand_in.DistributionNotFound = distribution, PackageNotFoundError
-    sys.modules["pkg_resources"] = stand_in
-    try:
-        yield
-    finally:
-        del sys.modules["pkg_resources"]
+    return module_replaced("pkg_resources", stand_in)
 
 
 def prepare_theano() -> None:
@@ -243,5 +230,4 @@ class DownsampleLoader(Loader):
             """Call ``theano.tensor.signal.pool.pool_2d``, whose parameters had these names in Theano 0.8."""
             return pool_2d(input, ws=ds, ignore_border=ignore_border, stride=st, pad=padding, mode=mode)
 
-        namespace: Any = module
-        namespace.max_pool_2d = max_pool_2d
+        vars(module)["max_pool_2d"] = max_pool_2d

@@ -97,7 +97,7 @@ def _objection(candidate: Candidate, named: bool) -> str:
     """
     if not candidate.flags:
         return "its path holds white space or a comma, at which Theano and the compiler split flags"
-    if os.path.isfile(candidate.library) and _processor(candidate.library) not in (_processor(sys.executable), b""):
+    if os.path.isfile(candidate.library) and processor_of(candidate.library) not in (processor_of(sys.executable), b""):
         return "it is made for another kind of processor"  # the loader would report a missing file
     load = functools.partial(routines.load, candidate.library, candidate.prefix)
     try:
@@ -108,14 +108,14 @@ def _objection(candidate: Candidate, named: bool) -> str:
         return str(error).removeprefix(f"{candidate.library}: ")
 
 
-def _processor(path: str) -> bytes:
-    """Return the word size and processor from the header of an ELF file; empty for files that cannot be read."""
+def processor_of(path: str) -> bytes:
+    """Return the word size and processor from the header of an ELF file; empty for other files."""
     try:
         with open(path, "rb") as file:
             head = file.read(20)
     except OSError:
         return b""
-    return head[4:6] + head[18:20]
+    return head[4:6] + head[18:20] if head.startswith(b"\x7fELF") else b""
 
 
 def candidates(cxx: str, choice: str = "any") -> Iterator[Candidate]:

@@ -22,9 +22,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from typing import Any
+from typing import Any, Callable
 
-from .flags import is_replacement, replacement
+from .flags import wrap_methods
 
 
 def patch_cache_keys() -> None:
@@ -32,33 +32,28 @@ def patch_cache_keys() -> None:
     from theano.gof.cc import CLinker
     from theano.gof.op import COp
 
-    theanos_own = CLinker.cmodule_key_
-    if is_replacement(theanos_own):
-        return
+    wrap_methods(CLinker, cmodule_key_=_key)
+    wrap_methods(COp, c_code_cache_version=_version)
 
-    @replacement
-    def cmodule_key_(self: Any, fgraph: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return Theano's key; if only empty ``__props__`` kept it from having a version, add the version."""
-        key = theanos_own(self, fgraph, *args, **kwargs)
-        if not key or key[0]:
-            return key
-        versions: list[Any] = []
-        for node in self.schedule(fgraph):
-            if hasattr(node.op, "c_code_cache_version_apply"):  # Scan does not: its code is that of its inner function
-                versions.append(node.op.c_code_cache_version_apply(node))
-            versions.extend(variable.type.c_code_cache_version() for variable in (*node.inputs, *node.outputs))
-        return (tuple(versions), *key[1:]) if versions and all(versions) else key
 
-    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
-        """Return a version computed from the source code, which is the same in all processes."""
-        digest = hashlib.sha256("\0".join(map(str, self.func_codes)).encode()).digest()
-        version: tuple[Any, ...] = (int.from_bytes(digest[:7], "big"),)
-        if hasattr(self, "params_type"):
-            version += (self.params_type.c_code_cache_version(),)
-        return version
+def _key(theanos_own: Callable[..., Any], linker: Any, fgraph: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return Theano's key; if only empty ``__props__`` kept it from having a version, add the version."""
+    key = theanos_own(linker, fgraph, *args, **kwargs)
+    if not key or key[0]:
+        return key
+    versions: list[Any] = []
+    for node in linker.schedule(fgraph):
+        if hasattr(node.op, "c_code_cache_version_apply"):  # Scan does not: its code is that of its inner function
+            versions.append(node.op.c_code_cache_version_apply(node))
+        versions.extend(variable.type.c_code_cache_version() for variable in (*node.inputs, *node.outputs))
+    return (tuple(versions), *key[1:]) if versions and all(versions) else key
 
-    CLinker.cmodule_key_ = cmodule_key_
-    COp.c_code_cache_version = c_code_cache_version
+
+def _version(theanos_own: Callable[..., Any], op: Any) -> tuple[Any, ...]:
+    """Return a version computed from the source code, which is the same in all processes."""
+    digest = hashlib.sha256("\0".join(map(str, op.func_codes)).encode()).digest()
+    version = (int.from_bytes(digest[:7], "big"),)
+    return (*version, op.params_type.c_code_cache_version()) if hasattr(op, "params_type") else version
 
 
 _HEADERS = ("Python.h", "iostream", "math.h", "numpy/arrayobject.h", "numpy/arrayscalars.h", "vector", "algorithm")
@@ -72,19 +67,14 @@ def precompile_headers() -> None:
     """Make Theano use precompiled headers. Theano must have been imported; calling this again does nothing."""
     from theano.gof import cmodule
 
-    theanos_own = cmodule.output_subprocess_Popen
-    if is_replacement(theanos_own):
-        return
-
-    @replacement
-    def output_subprocess_Popen(command: Any, **params: Any) -> Any:
+    def output_subprocess_Popen(theanos_own: Callable[..., Any], command: Any, **params: Any) -> Any:
         """Run a command of Theano's; if it is a compilation, use precompiled headers."""
         if isinstance(command, list) and "-shared" in command:
             with contextlib.suppress(OSError):
                 command = with_headers(command, cmodule.config.compiledir)
         return theanos_own(command, **params)
 
-    cmodule.output_subprocess_Popen = output_subprocess_Popen
+    wrap_methods(cmodule, output_subprocess_Popen=output_subprocess_Popen)
 
 
 def with_headers(command: list[str], cache: str) -> list[str]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
-from .flags import is_replacement, read_support_code, replacement, switch
+from .flags import is_on, read_support_code, with_version, wrap_methods
 
 # -- loops over runs
 
@@ -116,33 +116,29 @@ def vectorize_tanh(module: Any) -> None:
     module : module
         ``theano.scalar.basic``, executed.
     """
+    wrap_methods(
+        module.Tanh,
+        c_code=_tanh_code,
+        c_support_code=_tanh_support,
+        c_code_cache_version=with_version(_TANH_VERSION, lambda op: is_on("vector_tanh")),
+    )
+
+
+def _tanh_code(theanos: Callable[..., str], op: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
+    """Return code that calls the routine if the result is floating-point; otherwise return Theano's code."""
+    dtype = node.outputs[0].type.dtype
+    is_complex = node.inputs[0].type.dtype.startswith("complex")
+    if not is_on("vector_tanh") or dtype not in ("float32", "float64") or is_complex:
+        return theanos(op, node, name, inputs, outputs, sub)
+    return f"{outputs[0]} = synkhronos_tanh((npy_{dtype}){inputs[0]});"
+
+
+def _tanh_support(theanos: Callable[..., str], op: Any) -> str:
+    """Return the routine, even if the flag is off, because a composite Op keeps the code from its creation."""
     from theano.configparser import config
 
-    op_class, is_on = module.Tanh, switch("vector_tanh")
-    if is_replacement(op_class.c_code):
-        return
-    code, version = op_class.c_code, op_class.c_code_cache_version
-
-    @replacement
-    def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
-        """Return code that calls the routine if the result is floating-point; otherwise return Theano's code."""
-        dtype = node.outputs[0].type.dtype
-        if not is_on() or dtype not in ("float32", "float64") or node.inputs[0].type.dtype.startswith("complex"):
-            theanos_own: str = code(self, node, name, inputs, outputs, sub)
-            return theanos_own
-        return f"{outputs[0]} = synkhronos_tanh((npy_{dtype}){inputs[0]});"
-
-    def c_support_code(self: Any) -> str:
-        """Return the routine, even if the flag is off, because a composite Op keeps the code from its creation."""
-        flags = config.gcc.cxxflags.split()
-        return "#define SYNKHRONOS_REORDERS\n" + _TANH_SUPPORT if _REORDERING.intersection(flags) else _TANH_SUPPORT
-
-    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
-        """Return the version of the code."""
-        return (_TANH_VERSION, *version(self)) if is_on() else version(self)
-
-    op_class.c_code, op_class.c_code_cache_version = c_code, c_code_cache_version
-    op_class.c_support_code = c_support_code
+    flags = config.gcc.cxxflags.split()
+    return "#define SYNKHRONOS_REORDERS\n" + _TANH_SUPPORT if _REORDERING.intersection(flags) else _TANH_SUPPORT
 
 
 # -- elementwise operations
@@ -175,47 +171,32 @@ def vectorize_elementwise(module: Any) -> None:
     module : module
         ``theano.tensor.elemwise``, executed.
     """
-    op_class, is_on = module.Elemwise, switch("vector_elementwise")
-    c_compile_args, all_code = op_class.c_compile_args, op_class._c_all
-    support, version = op_class.c_support_code_apply, op_class.c_code_cache_version_apply
-    if is_replacement(c_compile_args):
-        return
-
-    @replacement
-    def with_flag(self: Any) -> list[str]:
-        """Return Theano's arguments and the flag."""
-        return [*c_compile_args(self), *([_FLAG] if is_on() else [])]
-
-    def with_runs(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> tuple[str, ...]:
-        """Return Theano's code, with a loop over runs in place of Theano's loop if the arrays allow it."""
-        *before, theanos_own = all_code(self, node, name, inputs, outputs, sub)
-        if is_on() and _has_runs(self, node):
-            theanos_own = _code(self, node, name, inputs, outputs, sub, theanos_own)
-        return (*before, theanos_own)
-
-    def c_support_code_apply(self: Any, node: Any, name: str) -> str:
-        """Return Theano's support code, and the support code of the loops."""
-        if is_on() and _has_runs(self, node):
-            return _SUPPORT + given(support, self, node, name)
-        theanos_own: str = support(self, node, name)
-        return theanos_own
-
-    def c_code_cache_version_apply(self: Any, node: Any) -> tuple[Any, ...]:
-        """Return the version of the code."""
-        theanos_own: tuple[Any, ...] = version(self, node)
-        return (_VERSION, *theanos_own) if theanos_own and is_on() and _has_runs(self, node) else theanos_own
-
-    op_class.c_compile_args, op_class._c_all = with_flag, with_runs
-    op_class.c_support_code_apply, op_class.c_code_cache_version_apply = (
-        c_support_code_apply,
-        c_code_cache_version_apply,
+    wrap_methods(
+        module.Elemwise,
+        c_compile_args=lambda theanos, op: [*theanos(op), *([_FLAG] if is_on("vector_elementwise") else [])],
+        _c_all=_all_code,
+        c_support_code_apply=_support_code,
+        c_code_cache_version_apply=with_version(_VERSION, _has_runs),
     )
 
 
 def _has_runs(op: Any, node: Any) -> bool:
     """Return whether an axis is broadcast in some of the arrays only; otherwise Theano's loop is as fast."""
     patterns = [one.broadcastable for one in node.inputs]
-    return not op.openmp and bool(patterns) and first_axis(patterns) > 0
+    return is_on("vector_elementwise") and not op.openmp and bool(patterns) and first_axis(patterns) > 0
+
+
+def _all_code(
+    theanos: Callable[..., Any], op: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any
+) -> tuple[str, ...]:
+    """Return Theano's code, with a loop over runs in place of Theano's loop if the arrays allow it."""
+    *before, loop = theanos(op, node, name, inputs, outputs, sub)
+    return (*before, _code(op, node, name, inputs, outputs, sub, loop) if _has_runs(op, node) else loop)
+
+
+def _support_code(theanos: Callable[..., str], op: Any, node: Any, name: str) -> str:
+    """Return Theano's support code, and the support code of the loops."""
+    return _SUPPORT + given(theanos, op, node, name) if _has_runs(op, node) else theanos(op, node, name)
 
 
 def _code(op: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any, theanos_own: str) -> str:

@@ -26,6 +26,44 @@ def is_replacement(function: Any) -> bool:
     return getattr(function, "synkhronos_role", None) == "patch"
 
 
+def wrap_methods(owner: Any, **wrappers: Callable[..., Any]) -> None:
+    """Replace methods of a class, or functions of a module. Calling this again does nothing.
+
+    Parameters
+    ----------
+    owner : type or module
+    **wrappers : callable
+        The replacements, by name. Each takes Theano's own method as an additional first argument.
+    """
+
+    def wrapped(wrapper: Callable[..., Any], theanos_own: Callable[..., Any]) -> Callable[..., Any]:
+        return replacement(lambda *arguments, **named: wrapper(theanos_own, *arguments, **named))
+
+    found = {name: getattr(owner, name) for name in wrappers}
+    if not any(map(is_replacement, found.values())):
+        for name, wrapper in wrappers.items():
+            setattr(owner, name, wrapped(wrapper, found[name]))
+
+
+def with_version(version: str, is_used: Callable[..., bool] = lambda *_: True) -> Callable[..., tuple[Any, ...]]:
+    """Return a wrapper for an Op's method that returns the version of its C++ code, for the keys of Theano's cache.
+
+    Parameters
+    ----------
+    version : str
+        Version to add, unless Theano's own version is empty, which means that the code must not be cached.
+    is_used : callable
+        ``is_used(op)``, or ``is_used(op, node)`` for a method that takes the Apply node, returns whether the Op has
+        code of this package. Default: always.
+    """
+
+    def c_code_cache_version(theanos_own: Callable[..., tuple[Any, ...]], *arguments: Any) -> tuple[Any, ...]:
+        own = theanos_own(*arguments)
+        return (version, *own) if own and is_used(*arguments) else own
+
+    return c_code_cache_version
+
+
 SWITCHES = {
     "fused_sum": "Sum the results of elementwise operations without an array of them.",
     "vector_convolution": "Correlate images with filters by vector code.",
@@ -48,11 +86,11 @@ def offer_switches() -> None:
             AddConfigVar(f"synkhronos.{name}", purpose, BoolParam(True), in_c_key=False)
 
 
-def switch(name: str) -> Callable[[], bool]:
-    """Return a callable that returns whether a flag of `SWITCHES` is on."""
+def is_on(name: str) -> bool:
+    """Return whether a flag of `SWITCHES` is on."""
     from theano.configparser import config
 
-    return lambda: bool(getattr(config.synkhronos, name))
+    return bool(getattr(config.synkhronos, name))
 
 
 def read_support_code(*headers: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .flags import switch
+from .flags import is_on
 from .summation import kept_axes
 
 _NAME = "synkhronos_fused_sum"
@@ -32,7 +32,6 @@ def fuse_sums() -> None:
     # store the class in Theano's module, so that all copies of this package share it, and pickles find it by its name
     SumOfElementwise.__module__ = elemwise.__name__
     elemwise.SumOfElementwise = SumOfElementwise
-    is_on = switch("fused_sum")
 
     class FuseSums(Optimizer):
         """Rewrite that fuses a sum with an elementwise operation whose result only this sum uses."""
@@ -43,7 +42,7 @@ def fuse_sums() -> None:
 
         def apply(self, fgraph: Any) -> None:
             """Replace all suitable sums."""
-            for node in fgraph.toposort() if is_on() else ():
+            for node in fgraph.toposort() if is_on("fused_sum") else ():
                 if type(node.op) is elemwise.Sum and type(node.inputs[0].owner and node.inputs[0].owner.op) is (
                     elemwise.Elemwise
                 ):

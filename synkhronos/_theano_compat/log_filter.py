@@ -33,10 +33,8 @@ def _shortened(record: logging.LogRecord) -> bool:
     elif said.startswith(("pygpu was configured", "Could not initialize pygpu")):
         from theano import config
 
-        names = ("device", "init_gpu_device", "contexts")
-        flags = ",".join(
-            f"{name}={getattr(config, name)}" for name in names if getattr(config, name) not in ("", "cpu")
-        )
+        chosen = {name: getattr(config, name) for name in ("device", "init_gpu_device", "contexts")}
+        flags = ",".join(f"{name}={value}" for name, value in chosen.items() if value not in ("", "cpu"))
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         cause = "pygpu cannot be imported" if error is None else _first_line(error)
         _say(record, f"Theano's flags ask for a GPU ({flags}), but {cause}; it computes on the CPU. {_COMMAND}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .flags import is_replacement, replacement
+from .flags import is_replacement, with_version, wrap_methods
 
 _VERSION = "synkhronos 1"  # part of the keys of Theano's cache, because the code differs from Theano's own
 
@@ -33,30 +33,17 @@ def patch_strides() -> None:
 
     if is_replacement(GemmRelated.build_gemm_version):
         return
-    gemm_version, batched_code = GemmRelated.build_gemm_version, BatchedDot.c_support_code
-    batched_version = BatchedDot.c_code_cache_version
-
-    @replacement
-    def build_gemm_version(self: Any) -> tuple[Any, ...]:
-        """Return the version of the code that all products of two matrices share."""
-        return (_VERSION, *gemm_version(self))
-
-    def c_support_code(self: Any) -> str:
-        """Return the C++ code of the product of two batches."""
-        head = "npy_intp *Nz = PyArray_DIMS(zs), *Sz = PyArray_STRIDES(zs);\n"
-        strides = "".join(_CONTIGUOUS.format(name, ndim=3, array=f"{name}s") for name in "xyz")
-        return batched_code(self).replace(head, head + strides)
-
-    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
-        """Return the version of the code of the product of two batches."""
-        return (_VERSION, *batched_version(self))
-
     arrays = {"x": "%(_x)s", "y": "%(_y)s", "z": "%(_zout)s"}
     strides = "".join(_CONTIGUOUS.format(name, ndim=2, array=array) for name, array in arrays.items())
     GemmRelated.check_strides = strides + GemmRelated.check_strides
-    GemmRelated.build_gemm_version = build_gemm_version
-    BatchedDot.c_support_code = c_support_code
-    BatchedDot.c_code_cache_version = c_code_cache_version
+    wrap_methods(GemmRelated, build_gemm_version=with_version(_VERSION))
+    head = "npy_intp *Nz = PyArray_DIMS(zs), *Sz = PyArray_STRIDES(zs);\n"
+    batched = "".join(_CONTIGUOUS.format(name, ndim=3, array=f"{name}s") for name in "xyz")
+    wrap_methods(
+        BatchedDot,
+        c_support_code=lambda theanos, op: theanos(op).replace(head, head + batched),
+        c_code_cache_version=with_version(_VERSION),
+    )
 
 
 def patch_topk() -> None:

@@ -8,9 +8,9 @@ same order. Other sums add several interleaved partial sums, in an accumulator o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
-from .flags import is_replacement, read_support_code, replacement, switch
+from .flags import is_on, read_support_code, with_version, wrap_methods
 
 _SUPPORT, _VERSION = read_support_code("summation.h")
 _DTYPES = ("float32", "float64")
@@ -38,49 +38,36 @@ def vectorize_sums(module: Any) -> None:
     module : module
         ``theano.tensor.elemwise``, executed.
     """
-    op_class, is_on = module.Sum, switch("vector_sum")
-    if is_replacement(op_class.c_code):
-        return
-    code, version, headers = op_class.c_code, op_class.c_code_cache_version_apply, op_class.c_headers
+    wrap_methods(
+        module.Sum,
+        c_code=_c_code,
+        c_support_code=lambda theanos, op: _SUPPORT if is_on("vector_sum") else "",
+        c_headers=lambda theanos, op: ["<cstdlib>", *theanos(op)],
+        c_code_cache_version_apply=with_version(_VERSION, lambda op, node: is_on("vector_sum")),
+    )
 
-    @replacement
-    def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
-        """Return vector code, with Theano's code as fallback."""
-        theanos_own: str = code(self, node, name, inputs, outputs, sub)
-        kept = kept_axes(self, node) if is_on() else None
-        if kept is None:
-            return theanos_own
-        dtype, out_dtype = node.inputs[0].dtype, node.outputs[0].dtype
-        return _CODE.format(
-            x=inputs[0],
-            out=outputs[0],
-            ndim=node.inputs[0].ndim,
-            type=f"npy_{dtype}",
-            TYPE=dtype.upper(),
-            sum=f"npy_{self.acc_dtype}",
-            out_type=f"npy_{out_dtype}",
-            OUT_TYPE=out_dtype.upper(),
-            first=kept.start,
-            n_kept=len(kept),
-            fail=sub["fail"],
-            theanos_own=theanos_own,
-        )
 
-    def c_support_code(self: Any) -> str:
-        """Return the summation routines."""
-        return _SUPPORT if is_on() else ""
-
-    def c_headers(self: Any) -> list[str]:
-        """Return the headers that Theano's code and the routines include."""
-        return ["<cstdlib>", *headers(self)]
-
-    def c_code_cache_version_apply(self: Any, node: Any) -> tuple[Any, ...]:
-        """Return the version of the code."""
-        theanos_own: tuple[Any, ...] = version(self, node)
-        return (_VERSION, *theanos_own) if theanos_own and is_on() else theanos_own
-
-    op_class.c_code, op_class.c_code_cache_version_apply = c_code, c_code_cache_version_apply
-    op_class.c_support_code, op_class.c_headers = c_support_code, c_headers
+def _c_code(theanos: Callable[..., str], op: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
+    """Return vector code, with Theano's code as fallback."""
+    fallback = theanos(op, node, name, inputs, outputs, sub)
+    kept = kept_axes(op, node) if is_on("vector_sum") else None
+    if kept is None:
+        return fallback
+    dtype, out_dtype = node.inputs[0].dtype, node.outputs[0].dtype
+    return _CODE.format(
+        x=inputs[0],
+        out=outputs[0],
+        ndim=node.inputs[0].ndim,
+        type=f"npy_{dtype}",
+        TYPE=dtype.upper(),
+        sum=f"npy_{op.acc_dtype}",
+        out_type=f"npy_{out_dtype}",
+        OUT_TYPE=out_dtype.upper(),
+        first=kept.start,
+        n_kept=len(kept),
+        fail=sub["fail"],
+        theanos_own=fallback,
+    )
 
 
 def kept_axes(op: Any, node: Any) -> range | None:

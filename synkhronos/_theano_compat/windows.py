@@ -18,11 +18,13 @@ use Theano's code. ``THEANO_FLAGS=synkhronos.vector_pooling=False`` turns the pa
 
 from __future__ import annotations
 
+import functools
 import inspect
+import math
 import textwrap
-from typing import Any
+from typing import Any, Callable
 
-from .flags import is_replacement, read_support_code, replacement, switch
+from .flags import is_on, read_support_code, with_version, wrap_methods
 
 # -- convolution
 
@@ -54,35 +56,27 @@ def vectorize_convolution(module: Any) -> None:
     module : module
         ``theano.tensor.nnet.corr``, executed.
     """
-    op_class, is_on = module.BaseCorrMM, switch("vector_convolution")
-    if is_replacement(op_class.c_headers):
-        return
-    support, version = op_class.c_support_code_apply, op_class.c_code_cache_version
-    headers = op_class.c_headers
+    wrap_methods(
+        module.BaseCorrMM,
+        c_support_code_apply=_convolution_code,
+        c_headers=lambda theanos, op: ["<algorithm>", "<cstdlib>", "<cstring>", *theanos(op)],
+        c_code_cache_version=with_version(_CONVOLUTION_VERSION, _replaces_convolution),
+    )
 
-    def replaces(op: Any) -> bool:
-        return is_on() and not op.openmp  # check the rest at run time, because several Ops may share a compiled module
 
-    def c_support_code_apply(self: Any, node: Any, name: str) -> str:
-        """Return Theano's routine under another name, and a routine of the old name that calls it if necessary."""
-        theanos_own: str = support(self, node, name)
-        if not replaces(self) or theanos_own.count(_THEANOS) != 1:
-            return theanos_own
-        renamed = theanos_own.replace(_THEANOS, "static PyArrayObject* theanos_corrMM(")
-        kind = {"float32": "float", "float64": "double"}[node.inputs[0].dtype]
-        return renamed + _CONVOLUTION_SUPPORT + _CONVOLUTION_CODE.format(type=kind, TYPE=kind.upper())
+def _replaces_convolution(op: Any) -> bool:
+    # the rest is checked at run time, because several Ops may share a compiled module
+    return is_on("vector_convolution") and not op.openmp
 
-    @replacement
-    def c_headers(self: Any) -> list[str]:
-        """Return the headers that Theano's code and the routines include."""
-        return ["<algorithm>", "<cstdlib>", "<cstring>", *headers(self)]
 
-    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
-        """Return the version of the code."""
-        return (_CONVOLUTION_VERSION, *version(self)) if replaces(self) else version(self)
-
-    op_class.c_support_code_apply, op_class.c_headers = c_support_code_apply, c_headers
-    op_class.c_code_cache_version = c_code_cache_version
+def _convolution_code(theanos: Callable[..., str], op: Any, node: Any, name: str) -> str:
+    """Return Theano's routine under another name, and a routine of the old name that calls it if necessary."""
+    code = theanos(op, node, name)
+    if not _replaces_convolution(op) or code.count(_THEANOS) != 1:
+        return code
+    renamed = code.replace(_THEANOS, "static PyArrayObject* theanos_corrMM(")
+    kind = {"float32": "float", "float64": "double"}[node.inputs[0].dtype]
+    return renamed + _CONVOLUTION_SUPPORT + _CONVOLUTION_CODE.format(type=kind, TYPE=kind.upper())
 
 
 # -- pooling in Python
@@ -118,19 +112,13 @@ def patch_pooling(module: Any) -> None:
 
 _POOLING_SUPPORT, _POOLING_VERSION = read_support_code("pooling.h")
 
+_AVERAGES = ("average_inc_pad", "average_exc_pad")  # the same without padding
+
 #: By Op: its array inputs, the axes of its result ("in" as its input, "out" as its output), and the routine by mode.
 _OPS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
-    "Pool": (
-        ("x",),
-        "out",
-        {"max": "max", "sum": "sum", "average_inc_pad": "average", "average_exc_pad": "average"},
-    ),
+    "Pool": (("x",), "out", {"max": "max", "sum": "sum", **dict.fromkeys(_AVERAGES, "average")}),
     "MaxPoolGrad": (("x", "z", "gz"), "in", {"max": "max_grad"}),
-    "AveragePoolGrad": (
-        ("x", "gz"),
-        "in",
-        {"sum": "sum_grad", "average_inc_pad": "average_grad", "average_exc_pad": "average_grad"},
-    ),
+    "AveragePoolGrad": (("x", "gz"), "in", {"sum": "sum_grad", **dict.fromkeys(_AVERAGES, "average_grad")}),
     "DownsampleFactorMaxGradGrad": (("x", "z", "ggx"), "out", {"max": "max_grad_grad"}),
 }
 _DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
@@ -168,71 +156,67 @@ def vectorize_pooling(module: Any) -> None:
     module : module
         ``theano.tensor.signal.pool``, executed.
     """
-    if not is_replacement(module.Pool.c_code):
-        for name in _OPS:
-            _patch(getattr(module, name), switch("vector_pooling"))
-
-
-def _patch(op_class: Any, is_on: Any) -> None:
-    code, version, headers = op_class.c_code, op_class.c_code_cache_version, op_class.c_headers
-    arrays, axes, routines = _OPS[op_class.__name__]
-    n = len(arrays)
-
-    @replacement
-    def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
-        """Return the code for adjacent windows, with Theano's code as fallback."""
-        theanos_own: str = code(self, node, name, inputs, outputs, sub)
-        window = _window(self, node, n)
-        if not is_on() or window is None or self.mode not in routines:
-            return theanos_own
-        tested = zip(inputs[n:], (window, window, [0] * len(window)))  # window sizes, strides, padding
-        conditions = [
-            f"PyArray_DIM({one}, 0) == {self.ndim} && "
-            + " && ".join(f"*(dtype_{one} *)PyArray_GETPTR1({one}, {i}) == {size}" for i, size in enumerate(sizes))
-            for one, sizes in tested
-        ]
-        used = [one for one, array in zip(inputs, arrays) if array != "x" or routines[self.mode] not in _WITHOUT_X]
-        d, h, w = [1] * (3 - self.ndim) + window
-        pooled = [one for one, array in zip(inputs, arrays) if array in ("z", "gz")]
-        same = [one for one, array in zip(inputs, arrays) if array == "ggx"]
-        checks = [f" && synkhronos::is_pooled({one}, {inputs[0]}, {self.ndim}, images)" for one in pooled]
-        x = inputs[0]
-        checks += [f" && PyArray_TYPE({one}) == PyArray_TYPE({x}) && PyArray_SAMESHAPE({one}, {x})" for one in same]
-        return _POOLING_CODE.format(
-            side_by_side=" && ".join([f"PyArray_NDIM({inputs[0]}) == {node.inputs[0].ndim}", *conditions]),
-            d=d,
-            h=h,
-            w=w,
-            arrays=", ".join(used),
-            x=inputs[0],
-            nd=self.ndim,
-            ignore_border=str(bool(self.ignore_border)).lower(),
-            pooled="".join(checks),
-            n=len(used),
-            out=outputs[0],
-            axes=axes,
-            clear=f"synkhronos::clear_border(images, window, {outputs[0]});" if axes == "in" else "",
-            type=f"dtype_{inputs[0]}",
-            routine=routines[self.mode],
-            operands="".join(f", operands.data<dtype_{inputs[0]}>({i})" for i in range(len(used))),
-            fail=sub["fail"],
-            theanos_own=theanos_own,
+    for name, routines in _OPS.items():
+        wrap_methods(
+            getattr(module, name),
+            c_code=functools.partial(_pooling_code, routines),
+            c_support_code=lambda theanos, op: _POOLING_SUPPORT if is_on("vector_pooling") else "",
+            c_headers=lambda theanos, op: ["<algorithm>", *theanos(op)],
+            c_code_cache_version=with_version(_POOLING_VERSION, lambda op: is_on("vector_pooling")),
         )
 
-    def c_support_code(self: Any) -> str:
-        """Return the pooling routines."""
-        return _POOLING_SUPPORT if is_on() else ""
 
-    def c_headers(self: Any) -> list[str]:
-        """Return the headers that Theano's code and the routines include."""
-        return ["<algorithm>", *headers(self)]
-
-    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
-        """Return the version of the code."""
-        return (_POOLING_VERSION, *version(self)) if is_on() else version(self)
-
-    op_class.c_code, op_class.c_code_cache_version = c_code, c_code_cache_version
-    op_class.c_support_code, op_class.c_headers = c_support_code, c_headers
+def _pooling_code(
+    routines_of_op: tuple[tuple[str, ...], str, dict[str, str]],
+    theanos: Callable[..., str],
+    op: Any,
+    node: Any,
+    name: str,
+    inputs: Any,
+    outputs: Any,
+    sub: Any,
+) -> str:
+    """Return the code for adjacent windows, with Theano's code as fallback."""
+    arrays, axes, routines = routines_of_op
+    n, x = len(arrays), inputs[0]
+    fallback = theanos(op, node, name, inputs, outputs, sub)
+    window = _window(op, node, n)
+    if not is_on("vector_pooling") or window is None or op.mode not in routines:
+        return fallback
+    tested = zip(inputs[n:], (window, window, [0] * len(window)))  # window sizes, strides, padding
+    conditions = [
+        f"PyArray_DIM({one}, 0) == {op.ndim} && "
+        + " && ".join(f"*(dtype_{one} *)PyArray_GETPTR1({one}, {i}) == {size}" for i, size in enumerate(sizes))
+        for one, sizes in tested
+    ]
+    used = [one for one, array in zip(inputs, arrays) if array != "x" or routines[op.mode] not in _WITHOUT_X]
+    d, h, w = [1] * (3 - op.ndim) + window
+    checks = ""
+    for one, array in zip(inputs, arrays):
+        if array in ("z", "gz"):
+            checks += f" && synkhronos::is_pooled({one}, {x}, {op.ndim}, images)"
+        elif array == "ggx":
+            checks += f" && PyArray_TYPE({one}) == PyArray_TYPE({x}) && PyArray_SAMESHAPE({one}, {x})"
+    return _POOLING_CODE.format(
+        side_by_side=" && ".join([f"PyArray_NDIM({x}) == {node.inputs[0].ndim}", *conditions]),
+        d=d,
+        h=h,
+        w=w,
+        arrays=", ".join(used),
+        x=x,
+        nd=op.ndim,
+        ignore_border=str(bool(op.ignore_border)).lower(),
+        pooled=checks,
+        n=len(used),
+        out=outputs[0],
+        axes=axes,
+        clear=f"synkhronos::clear_border(images, window, {outputs[0]});" if axes == "in" else "",
+        type=f"dtype_{x}",
+        routine=routines[op.mode],
+        operands="".join(f", operands.data<dtype_{x}>({i})" for i in range(len(used))),
+        fail=sub["fail"],
+        theanos_own=fallback,
+    )
 
 
 _WITHOUT_X = ("sum_grad", "average_grad")
@@ -247,8 +231,5 @@ def _window(op: Any, node: Any, n: int) -> list[int] | None:
     if any(one.dtype != x.dtype for one in (*node.inputs[:n], *node.outputs)):
         return None
     window, steps, pad = (one.tolist() for one in known if one is not None)
-    product = 1
-    for size in window:
-        product *= size
-    suits = len(window) == op.ndim and window == steps and not any(pad) and min(window) > 0 and product <= _MOST
-    return window if suits else None
+    is_adjacent = len(window) == op.ndim and window == steps and not any(pad)
+    return window if is_adjacent and min(window) > 0 and math.prod(window) <= _MOST else None
