@@ -34,22 +34,21 @@ class Engine:
         Packages that programs need, each as (name, module, requirement for pip).
     inquiry : str
         Source code of the program that reports the backend's compiler and BLAS.
-    separator : str
-        Separator in the names of its flags.
-    has_gpus : bool
-        Whether it supports GPUs.
     """
 
     module: str
     title: str
     packages: tuple[tuple[str, str, str], ...]
     inquiry: str
-    separator: str
-    has_gpus: bool
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether it supports GPUs."""
+        return self.module == "theano"
 
     def flag(self, name: str) -> str:
         """Return the backend's name of a flag, given Theano's name, such as ``"blas.ldflags"``."""
-        return name.replace(".", self.separator)
+        return name if self.module == "theano" else name.replace(".", "__")
 
 
 #: Packages that Synkhronos itself imports.
@@ -67,8 +66,6 @@ ENGINES = {
             ("Lasagne", "lasagne", "Lasagne==0.1"),  # optional
         ),
         THEANO,
-        ".",
-        True,
     ),
     "pytensor": Engine(
         "pytensor",
@@ -81,8 +78,6 @@ ENGINES = {
             *_COMMON,
         ),
         PYTENSOR,
-        "__",
-        False,
     ),
 }
 
@@ -152,11 +147,6 @@ def peak_of_core(compiler: str, environment: Mapping[str, str]) -> float:
         if ask({"compile": command}, environment, 60.0)["compile"].error:
             return 0.0
         return float(ask({"run": [program]}, environment, 60.0)["run"].record.get("peak", 0.0))
-
-
-def width_of_kernels(kernels: str) -> int:
-    """Return the vector width in bits of an OpenBLAS kernel set, given its name."""
-    return next((width for width, names in _WIDTHS.items() if kernels in names), 128)
 
 
 def width_of_processor(cpuinfo: str = "/proc/cpuinfo") -> int:
@@ -256,7 +246,8 @@ def _part(
     if peak:
         speed += f", {product['gflops'] / peak:.0%} of what its vector units can do ({peak:.0f})"
     notes = [f"{kernels} kernels: {speed}" if kernels else speed, *notes]
-    width, widest = width_of_kernels(kernels), width_of_processor()
+    width = next((width for width, names in _WIDTHS.items() if kernels in names), 128)
+    widest = width_of_processor()
     state = OK
     if kernels and width < widest:
         notes.insert(0, f"its kernels are of {width} bits, the processor's vectors of {widest}")

@@ -21,7 +21,6 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -29,6 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from synkhronos._cli.probes import ask, python
+from synkhronos._theano_compat.blas import processor_of
 
 # -- search for libraries
 
@@ -70,9 +70,9 @@ class Finder:
         self.search_path = list(search_path)
         multiarch = sysconfig.get_config_var("MULTIARCH") or ""
         defaults = [os.path.join(root, folder) for folder in (f"usr/lib/{multiarch}", "usr/lib64", "usr/lib")]
-        by_loader = [*environment.get("LD_LIBRARY_PATH", "").split(":"), *_folders_of_cache(cache), *defaults]
-        self._by_loader = _existing(by_loader)
         named = environment.get("LD_LIBRARY_PATH", "").split(":")
+        by_loader = [*named, *_folders_of_cache(cache), *defaults]
+        self._by_loader = _existing(by_loader)
         self._folders = _existing([*named, *_usual_places(environment, search_path, root), *by_loader])
         self._names = {folder: os.listdir(folder) for folder in self._folders}
 
@@ -87,14 +87,14 @@ class Finder:
             if os.path.basename(folder) != "stubs":  # stubs are for linking only
                 names = sorted(file for file in self._names[folder] if pattern.fullmatch(file))
                 found += [os.path.realpath(os.path.join(folder, file)) for file in names]
-        return [path for path in dict.fromkeys(found) if _processor(path) == _processor(sys.executable)]
+        return [path for path in dict.fromkeys(found) if processor_of(path) == processor_of(sys.executable)]
 
     def loaded_as(self, file: str) -> str | None:
         """Return the file, with links resolved, that the loader finds for this name; ``None`` if there is none."""
         for folder in self._by_loader:
             if file in self._names[folder]:
                 path = os.path.realpath(os.path.join(folder, file))
-                if _processor(path) == _processor(sys.executable):
+                if processor_of(path) == processor_of(sys.executable):
                     return path
         return None
 
@@ -114,30 +114,16 @@ def _usual_places(environment: Mapping[str, str], search_path: Sequence[str], ro
 
 def _existing(folders: Sequence[str]) -> list[str]:
     """Return the folders that exist and are readable, without duplicates."""
-    return [
-        folder for folder in dict.fromkeys(folders) if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK)
-    ]
+    unique = dict.fromkeys(folders)
+    return [folder for folder in unique if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK)]
 
 
 def _folders_of_cache(cache: str) -> list[str]:
     """Return the folders in the loader's cache, in its order."""
     command = ["/sbin/ldconfig", "-p", "-C", cache]
-    try:
-        listing = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30).stdout
-    except (OSError, subprocess.SubprocessError):  # a system without glibc's loader
-        return []
-    paths = re.findall(r" => (/.*)$", os.fsdecode(listing), re.MULTILINE)
+    listing = ask({0: command}, os.environ, _LIBRARIES_SECONDS)[0].output  # empty without glibc's loader
+    paths = re.findall(r" => (/.*)$", listing, re.MULTILINE)
     return list(dict.fromkeys(os.path.dirname(path) for path in paths))
-
-
-def _processor(path: str) -> bytes:
-    """Return the word size and processor from the header of an ELF file; empty for other files."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(20)
-    except OSError:
-        return b""
-    return head[4:6] + head[18:20] if head.startswith(b"\x7fELF") else b""
 
 
 # -- versions and GPUs
@@ -272,9 +258,8 @@ def survey(finder: Finder, environment: Mapping[str, str], gpus: Sequence[Gpu] |
         The GPUs. Default: get them from the driver, if the choice of NVRTC depends on them.
     """
     paths = {path: name for name in NAMES for path in finder.candidates(name)}
-    answers = ask(
-        {path: python(_VERSION, paths[path], path, isolated=True) for path in paths}, environment, _LIBRARIES_SECONDS
-    )
+    programs = {path: python(_VERSION, name, path, isolated=True) for path, name in paths.items()}
+    answers = ask(programs, environment, _LIBRARIES_SECONDS)
     found: dict[str, list[Library]] = {name: [] for name in NAMES}
     for path, name in paths.items():
         record = answers[path].record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import re
 from collections.abc import Mapping, Sequence
@@ -86,7 +87,8 @@ def cuda_parts(found: Survey, gpus: Sequence[Gpu], trouble: str) -> list[Part]:
     if driver:
         state = UNUSABLE if trouble else OK
         note = f"supports CUDA {dotted(driver.version)}" + (f"; {trouble}" if trouble else "")
-        parts = [Part("cuda", NAMES["cuda"], state, _driver_version(driver.path), driver.path, note)]
+        version = driver.path.partition(".so.")[2]  # that of the driver is part of the name of its library
+        parts = [Part("cuda", NAMES["cuda"], state, version, driver.path, note)]
     else:
         note = why["cuda"] or ("" if _has_nvidia_hardware() else "no NVIDIA GPU was found in this machine")
         state = UNUSABLE if why["cuda"] else MISSING
@@ -107,9 +109,8 @@ def cuda_parts(found: Survey, gpus: Sequence[Gpu], trouble: str) -> list[Part]:
 def opencl_parts(opencl: Answer, finder: Finder) -> list[Part]:
     """Return the parts for OpenCL: its loader, its platforms, and the BLAS that libgpuarray uses with it."""
     loader = finder.loaded_as("libOpenCL.so")
-    parts = [
-        Part("opencl", "libOpenCL", OK if loader else MISSING, "", loader or "", "", remedies.apt("ocl-icd-opencl-dev"))
-    ]
+    remedy = remedies.apt("ocl-icd-opencl-dev")
+    parts = [Part("opencl", "libOpenCL", OK if loader else MISSING, "", loader or "", "", remedy)]
     for index, (name, version, _) in enumerate(opencl.values):
         parts.append(Part("opencl", f"platform {index}", OK, re.split(r",|\s\s", version)[0], "", name))
     if not opencl.values:
@@ -117,10 +118,8 @@ def opencl_parts(opencl: Answer, finder: Finder) -> list[Part]:
         parts.append(Part("opencl", "platform", MISSING, "", "", note, remedies.apt("pocl-opencl-icd")))
     blas = finder.loaded_as("libclblast.so") or finder.loaded_as("libclBLAS.so")
     note = "" if blas else "products of matrices fail in pygpu"
-    parts.append(
-        Part("opencl", "CLBlast", OK if blas else OPTIONAL, "", blas or "", note, remedies.apt("libclblast-dev"))
-    )
-    return parts
+    remedy = remedies.apt("libclblast-dev")
+    return [*parts, Part("opencl", "CLBlast", OK if blas else OPTIONAL, "", blas or "", note, remedy)]
 
 
 def try_devices(gpus: Sequence[Gpu], opencl: Answer, with_pygpu: bool, environment: Mapping[str, str]) -> list[Device]:
@@ -144,18 +143,10 @@ def _outcome(trial: Answer) -> tuple[str, str]:
     return (OK if steps.get("kernel") == "" else UNUSABLE), "; ".join(failed)
 
 
-def _driver_version(path: str) -> str:
-    """Return the version of NVIDIA's driver, which is part of the file name of its library."""
-    return path.partition(".so.")[2]
-
-
 def _has_nvidia_hardware() -> bool:
     """Return whether there is a display controller by NVIDIA on the PCI bus, or one that Windows provides (WSL)."""
     for folder in glob.glob("/sys/bus/pci/devices/*"):
-        try:
-            with open(f"{folder}/vendor") as vendor, open(f"{folder}/class") as kind:
-                if vendor.read().strip() == "0x10de" and kind.read().startswith("0x03"):
-                    return True
-        except OSError:
-            continue
+        with contextlib.suppress(OSError), open(f"{folder}/vendor") as vendor, open(f"{folder}/class") as kind:
+            if vendor.read().strip() == "0x10de" and kind.read().startswith("0x03"):
+                return True
     return bool(glob.glob("/dev/nvidia[0-9]*") or glob.glob("/dev/dxg"))

@@ -157,7 +157,8 @@ def _compiling(
     headers = compiled["python"].error
     if state == OK:
         state, include = MISSING if headers else OK, sysconfig.get_path("include")
-        parts.append(Part("cpu", "Python.h", state, "", include, headers, remedies.python_headers()))
+        package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+        parts.append(Part("cpu", "Python.h", state, "", include, headers, remedies.apt(package)))
     if engine.module == "pytensor":
         for part in parts:
             part.state = OK if part.state == OK else OPTIONAL

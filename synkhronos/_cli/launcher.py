@@ -14,6 +14,7 @@ import configparser
 import contextlib
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -50,9 +51,8 @@ def chosen_in(name: str, environment: Mapping[str, str], engine: str = "theano")
             return flags
     section, _, option = name.replace("__", ".").rpartition(".")
     home = environment.get("HOME", "")
-    for file in reversed(
-        environment.get(f"{engine.upper()}RC", f"~/.{engine}rc").split(os.pathsep)
-    ):  # the last one wins
+    paths = environment.get(f"{engine.upper()}RC", f"~/.{engine}rc").split(os.pathsep)
+    for file in reversed(paths):  # the last one wins
         path = home + file[1:] if file.startswith("~/") else file
         files = configparser.RawConfigParser()
         with contextlib.suppress(configparser.Error, UnicodeDecodeError):
@@ -154,12 +154,7 @@ def interpreter_options(command_line: Sequence[str]) -> list[str]:
     if program.startswith("-") and "m" in program:  # -msynkhronos
         options.append(program[: program.index("m") + 1])
         module = program[program.index("m") + 1 :]
-    if (
-        module in ("synkhronos", "synkhronos.__main__")
-        and options
-        and options[-1].startswith("-")
-        and options[-1].endswith("m")
-    ):
+    if module in ("synkhronos", "synkhronos.__main__") and options and re.fullmatch("-.*m", options[-1]):
         flags = options.pop()[:-1]
         options += [flags] if flags != "-" else []
     return options

@@ -5,7 +5,6 @@ Invariant: this process does not load an MPI library.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -19,11 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from synkhronos._cli.launcher import interpreter_options
+from synkhronos._cli.probes import ask, python
 from synkhronos._cli.supervisor import Supervisor
 
 _PR_SET_PDEATHSIG = 1
 _SI_USER = 0
 _LOOK_SECONDS = 0.05
+_SECONDS = 60.0  # time limit for importing mpi4py, and for the version of a launcher, on a busy machine
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -58,8 +59,8 @@ def run_on(hosts: str, arguments: Sequence[str], command_line: Sequence[str], ve
     places = parse_hosts(hosts)
     mpi = find_mpi(os.environ)
     check_names([host for host, _ in places])
-    supervisor, python = Supervisor(), [sys.executable, *interpreter_options(command_line)]
-    program = supervisor.command(sys.executable, [*python, "-m", "synkhronos", "run", *arguments])
+    supervisor, interpreter = Supervisor(), [sys.executable, *interpreter_options(command_line)]
+    program = supervisor.command(sys.executable, [*interpreter, "-m", "synkhronos", "run", *arguments])
     words = command(mpi, places, program, list(os.environ))
     if verbose:
         sys.stderr.write(f"{mpi.version}: {shlex.join(words)}\n")
@@ -90,7 +91,7 @@ def _execute(words: Sequence[str], supervisor: Supervisor) -> tuple[int, str]:
                 process.send_signal(sent.si_signo)
         supervisor.close()
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-    return code, "" if was_forwarded or not code else supervisor.loss()
+    return code, "" if was_forwarded or not code else supervisor.loss
 
 
 # -- the launcher and its arguments
@@ -196,11 +197,10 @@ def find_mpi(environment: Mapping[str, str]) -> Mpi:
     FileNotFoundError
         If there is none, or its mpiexec is missing; the message says what to install.
     """
-    done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise FileNotFoundError(f"mpi4py cannot be imported ({reason}): {_INSTALL}")
-    vendor, version, *library = json.loads(done.stdout.splitlines()[-1])
+    answer = ask({0: python(_ASK)}, environment, _SECONDS)[0]
+    if answer.error:
+        raise FileNotFoundError(f"mpi4py cannot be imported ({answer.error}): {_INSTALL}")
+    vendor, version, *library = answer.values[-1]
     names, said = _LAUNCHERS.get(vendor, (("mpiexec", "mpirun"), ""))
     for path in _candidates(names, library, environment):
         if said in _version(path):
@@ -222,11 +222,7 @@ def _candidates(names: Sequence[str], library: Sequence[str], environment: Mappi
 
 
 def _version(path: str) -> str:
-    try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout
+    return ask({0: [path, "--version"]}, os.environ, _SECONDS)[0].output
 
 
 def command(mpi: Mpi, hosts: Sequence[tuple[str, int]], program: Sequence[str], names: Sequence[str]) -> list[str]:

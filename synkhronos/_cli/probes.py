@@ -237,9 +237,7 @@ def python(program: str, *arguments: str, isolated: bool = False) -> list[str]:
     return [sys.executable, *options, "-c", program, *arguments]
 
 
-def ask(
-    commands: Mapping[Any, list[str]], environment: Mapping[str, str], timeout: float, given: str = ""
-) -> dict[Any, Answer]:
+def ask(commands: Mapping[Any, list[str]], environment: Mapping[str, str], timeout: float) -> dict[Any, Answer]:
     """Execute commands at the same time.
 
     Parameters
@@ -250,8 +248,6 @@ def ask(
         The environment variables of each command.
     timeout : float
         Seconds for all commands together. Commands that have not ended by then are killed.
-    given : str
-        Standard input of each command; at most a few hundred characters.
 
     Returns
     -------
@@ -266,7 +262,7 @@ def ask(
             try:
                 started[name] = subprocess.Popen(
                     command,
-                    stdin=subprocess.PIPE,
+                    stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
@@ -277,7 +273,7 @@ def ask(
             except OSError as error:
                 answers[name] = Answer("", f"cannot be started: {error}")
         for name, process in started.items():
-            answers[name] = _answer(process, given, deadline, timeout)
+            answers[name] = _answer(process, deadline, timeout)
     finally:
         for process in started.values():
             if process.poll() is None:
@@ -286,9 +282,9 @@ def ask(
     return {name: answers[name] for name in commands}
 
 
-def _answer(process: subprocess.Popen[str], given: str, deadline: float, timeout: float) -> Answer:
+def _answer(process: subprocess.Popen[str], deadline: float, timeout: float) -> Answer:
     try:
-        output, errors = process.communicate(given, timeout=max(0.01, deadline - time.monotonic()))
+        output, errors = process.communicate(timeout=max(0.01, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         _kill(process)
         output, _ = process.communicate()

@@ -5,6 +5,7 @@ The commands are those for the system and the driver of this machine.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shlex
@@ -125,7 +126,8 @@ class Report:
 
     def as_text(self) -> str:
         """Return the report as a table in plain text."""
-        tables = {GROUPS[group] + self._verdict(group): self._rows_of(group) for group in GROUPS}
+        verdicts = {group: ": ready" if is_ready else ": not ready" for group, is_ready in self.ready.items()}
+        tables = {GROUPS[group] + verdicts.get(group, ""): self._rows_of(group) for group in GROUPS}
         tables["Devices tested"] = [_device_row(device) for device in self.devices]
         rows = [row for table in tables.values() for row in table]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -151,11 +153,6 @@ class Report:
             for part in self.parts
             if part.group == group
         ]
-
-    def _verdict(self, group: str) -> str:
-        if group not in self.ready:
-            return ""
-        return ": ready" if self.ready[group] else ": not ready"
 
 
 def _device_row(device: Device) -> Row:
@@ -235,8 +232,9 @@ def driver() -> str:
     """Return the command that installs NVIDIA's driver."""
     if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):
         return "docker run --gpus all  # the host needs NVIDIA's driver and Container Toolkit"
-    if "ubuntu" in _system():
-        return "sudo ubuntu-drivers install"
+    with contextlib.suppress(OSError), open("/etc/os-release") as file:
+        if "ubuntu" in file.read().lower():  # it names the distribution and those on which it is based
+            return "sudo ubuntu-drivers install"
     return apt("nvidia-driver", "libcuda1") + "  # of Debian's component non-free; then restart"
 
 
@@ -247,18 +245,3 @@ def pygpu() -> str:
     if systems in (f"python{own}", "python3"):
         return apt("python3-pygpu")
     return f"{apt('python3-pygpu')} && /usr/bin/python3 -m venv new  # it serves {systems} only, this is Python {own}"
-
-
-def python_headers() -> str:
-    """Return the command that installs Python's headers."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return apt(f"{version}-dev")
-
-
-def _system() -> str:
-    """Return the text of ``os-release`` in lower case, which names the distribution and those on which it is based."""
-    try:
-        with open("/etc/os-release") as file:
-            return file.read().lower()
-    except OSError:
-        return ""

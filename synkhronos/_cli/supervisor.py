@@ -46,14 +46,20 @@ class _Process:
 
 
 class Supervisor:
-    """Thread that receives the reports of the processes of a job, and answers their requests."""
+    """Thread that receives the reports of the processes of a job, and answers their requests.
+
+    Attributes
+    ----------
+    loss : str
+        A message that says which node was lost first, and how; empty if no node was lost before the program ended.
+    """
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("", 0), backlog=1024)
         self._secret = secrets.token_hex(8)
         self._address = f"{socket.gethostname()}:{self._listening.getsockname()[1]}:{self._secret}"
         self._reports: dict[int, Report] = {}
-        self._loss = ""
+        self.loss = ""
         self._is_over = False
         self._thread = threading.Thread(target=self._listen, daemon=True)
 
@@ -70,13 +76,6 @@ class Supervisor:
         with contextlib.suppress(OSError):  # the thread has already ended if this process has too many open files
             self._listening.shutdown(socket.SHUT_RDWR)
         self._thread.join()
-
-    def loss(self) -> str:
-        """Return a message that says which node was lost first, and how.
-
-        It is empty if no node was lost before the program ended.
-        """
-        return self._loss
 
     def _listen(self) -> None:
         processes: dict[int, _Process] = {}
@@ -153,4 +152,4 @@ class Supervisor:
 
     def _lose(self, text: str) -> None:
         if not self._is_over:  # later losses are consequences of the first
-            self._loss, self._is_over = text, True
+            self.loss, self._is_over = text, True

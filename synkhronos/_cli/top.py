@@ -57,20 +57,14 @@ def measure(sessions: list[Found], seconds: float) -> list[tuple[str, ...]]:
         for counts, now in zip(waits, doing):
             for rank, what in enumerate(now):
                 counts[rank] += what.startswith("waits")
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for one, counts, now in zip(sessions, waits, doing):
         for rank, pid in enumerate(one.status.pids):
             role = "" if rank != one.status.master_rank else " leader" if one.status.first else " controller"
             what, n_bytes = _process(pid)
-            share = f"{100 * counts[rank] / n_looks:.0f} %"
-            cells = [
-                str(one.pid),
-                f"{one.status.first + rank}{role}",
-                str(pid),
-                what or now[rank],
-                "-" if what == "ended" else share,
-            ]
-            lines.append((*cells, f"{n_bytes / 1e6:,.0f} MB"))
+            share = "-" if what == "ended" else f"{100 * counts[rank] / n_looks:.0f} %"
+            cells = (str(one.pid), f"{one.status.first + rank}{role}", str(pid), what or now[rank])
+            lines.append((*cells, share, f"{n_bytes / 1e6:,.0f} MB"))
     return lines
 
 

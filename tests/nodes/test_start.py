@@ -292,7 +292,7 @@ def test_the_supervisor_listens_to_its_own_processes_alone():
         assert Report.decode(said[0].strip()) == Report(ENDED, "b")
         assert said[1:] == ["\n", "\n"]
     supervisor.close()
-    assert supervisor.loss() == "node 1 (b) ended without calling fork()"
+    assert supervisor.loss == "node 1 (b) ended without calling fork()"
 
 
 def test_a_supervisor_that_has_stopped_listening_can_be_closed():
@@ -302,4 +302,4 @@ def test_a_supervisor_that_has_stopped_listening_can_be_closed():
     supervisor._thread.join(30)
     assert not supervisor._thread.is_alive()
     supervisor.close()
-    assert not supervisor.loss()
+    assert not supervisor.loss
