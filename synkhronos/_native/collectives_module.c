@@ -1,8 +1,6 @@
 /* The type `Collectives`: one process's access to collectives. See native.pyi. */
 #include "module.h"
 
-#include "collectives.h"
-
 typedef struct {
     PyObject_HEAD
     Py_buffer memory;
@@ -207,7 +205,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyTypeObject CollectivesType = {
+PyTypeObject CollectivesType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "synkhronos._native.native.Collectives",
     .tp_doc = "Collectives of the ranks of a session.",
@@ -217,8 +215,3 @@ static PyTypeObject CollectivesType = {
     .tp_dealloc = (destructor)collectives_dealloc,
     .tp_methods = methods,
 };
-
-int synkhronos_add_collectives(PyObject *module)
-{
-    return PyModule_AddIntMacro(module, STAGING_BYTES) || PyModule_AddType(module, &CollectivesType) ? -1 : 0;
-}

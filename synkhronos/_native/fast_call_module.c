@@ -135,7 +135,7 @@ static PyObject *fast_call(FastCall *self, PyObject *args, PyObject *keywords)
     return wanted;
 }
 
-static PyTypeObject FastCallType = {
+PyTypeObject FastCallType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "synkhronos._native.native.FastCall",
     .tp_doc = "Calls a compiled function without the engine's checks of arguments.",
@@ -145,8 +145,3 @@ static PyTypeObject FastCallType = {
     .tp_call = (ternaryfunc)fast_call,
     .tp_dealloc = (destructor)fast_call_dealloc,
 };
-
-int synkhronos_add_fast_call(PyObject *module)
-{
-    return PyModule_AddType(module, &FastCallType);
-}

@@ -115,17 +115,12 @@ static int extents_allocate(struct extents *extents, size_t n_pages, size_t alig
         if (found.n_pages < lead + n_pages)
             continue;
         size_t rest = found.n_pages - lead - n_pages;
-        if (lead > 0 && rest > 0) {
-            extents->list[i].n_pages = lead;
+        extents->n--;
+        memmove(&extents->list[i], &extents->list[i + 1], (extents->n - i) * sizeof found);
+        if (lead > 0)
+            extents_free(extents, found.start, lead);
+        if (rest > 0)
             extents_free(extents, *start + n_pages, rest);
-        } else if (lead > 0) {
-            extents->list[i].n_pages = lead;
-        } else if (rest > 0) {
-            extents->list[i] = (struct extent){*start + n_pages, rest};
-        } else {
-            extents->n--;
-            memmove(&extents->list[i], &extents->list[i + 1], (extents->n - i) * sizeof found);
-        }
         return 1;
     }
     return 0;
@@ -243,14 +238,14 @@ static void *allocate(struct heap *heap, size_t n_bytes, int *is_zero)
     return arena_base(heap) + start * HEAP_PAGE;
 }
 
-void *heap_malloc(struct heap *heap, size_t n_bytes)
+void *heap_malloc(void *heap, size_t n_bytes)
 {
     int is_zero;
     void *block = allocate(heap, n_bytes, &is_zero);
     return block != NULL ? block : malloc(n_bytes ? n_bytes : 1);
 }
 
-void *heap_calloc(struct heap *heap, size_t n, size_t n_bytes)
+void *heap_calloc(void *heap, size_t n, size_t n_bytes)
 {
     int is_zero;
     void *block = n_bytes && n > SIZE_MAX / n_bytes ? NULL : allocate(heap, n * n_bytes, &is_zero);
@@ -273,15 +268,16 @@ static void *copy_inherited(struct heap *heap, const char *block, size_t n_bytes
         if (n_read > 0) {
             done += (size_t)n_read;
         } else if (n_read == 0 || errno != EINTR) {
-            heap_free(heap, copy);
+            heap_free(heap, copy, n_bytes);
             return NULL;
         }
     }
     return copy;
 }
 
-void *heap_realloc(struct heap *heap, void *block, size_t n_bytes)
+void *heap_realloc(void *context, void *block, size_t n_bytes)
 {
+    struct heap *heap = context;
     if (block == NULL)
         return heap_malloc(heap, n_bytes);
     if (!is_in_heap(heap, block))
@@ -297,12 +293,13 @@ void *heap_realloc(struct heap *heap, void *block, size_t n_bytes)
     if (moved == NULL)
         return n_bytes <= size ? block : NULL;
     memcpy(moved, block, n_bytes < size ? n_bytes : size);
-    heap_free(heap, block);
+    heap_free(heap, block, size);
     return moved;
 }
 
-void heap_free(struct heap *heap, void *block)
+void heap_free(void *context, void *block, size_t n_bytes)
 {
+    struct heap *heap = context;
     if (block == NULL || !is_in_heap(heap, block)) {
         free(block);
         return;

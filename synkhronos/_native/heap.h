@@ -42,10 +42,11 @@ void heap_close(struct heap *heap);
 /* Unmap the heap and free it. */
 void heap_destroy(struct heap *heap);
 
-void *heap_malloc(struct heap *heap, size_t n_bytes);
-void *heap_calloc(struct heap *heap, size_t n, size_t n_bytes);
-void *heap_realloc(struct heap *heap, void *block, size_t n_bytes);
-void heap_free(struct heap *heap, void *block);
+/* NumPy's allocator calls these with a `struct heap *` as its context. `heap_free` ignores the size. */
+void *heap_malloc(void *heap, size_t n_bytes);
+void *heap_calloc(void *heap, size_t n, size_t n_bytes);
+void *heap_realloc(void *heap, void *block, size_t n_bytes);
+void heap_free(void *heap, void *block, size_t n_bytes);
 
 /* Mark the start of a command. */
 void heap_begin_command(struct heap *heap);
@@ -62,10 +63,9 @@ int heap_is_low(struct heap *heap);
 /* Offset of a memory range from the start of the first arena, which is the same in every rank; -1 if the range is
  * not in memory that ranks share. */
 ptrdiff_t heap_offset(const struct heap *heap, const void *first, size_t n_bytes);
-char *heap_base(const struct heap *heap);
+char *heap_shared_base(const struct heap *heap); /* the first arena; NULL if memory is private */
 size_t heap_n_bytes(const struct heap *heap);
 int heap_n_ranks(const struct heap *heap);
-int heap_is_shared(const struct heap *heap);
 struct heap_usage heap_usage(const struct heap *heap, int rank);
 
 /* Processes that this thread forks from now on are ranks, which share this heap (NULL: no heap). */

@@ -93,11 +93,10 @@ static void register_heap(struct heap *heap)
 static void unregister_heap(struct heap *heap)
 {
     pthread_mutex_lock(&lock);
-    for (struct heap **one = &heaps; *one != NULL; one = &(*one)->next)
-        if (*one == heap) {
-            *one = heap->next;
-            break;
-        }
+    struct heap **one = &heaps;
+    while (*one != heap)
+        one = &(*one)->next;
+    *one = heap->next;
     pthread_mutex_unlock(&lock);
 }
 
@@ -361,9 +360,9 @@ ptrdiff_t heap_offset(const struct heap *heap, const void *first, size_t n_bytes
     return n_bytes <= heap->arena_size * (size_t)heap->n_ranks - (size_t)offset ? offset : -1;
 }
 
-char *heap_base(const struct heap *heap)
+char *heap_shared_base(const struct heap *heap)
 {
-    return heap->base;
+    return heap->is_shared ? heap->base : NULL;
 }
 
 size_t heap_n_bytes(const struct heap *heap)
@@ -374,11 +373,6 @@ size_t heap_n_bytes(const struct heap *heap)
 int heap_n_ranks(const struct heap *heap)
 {
     return heap->n_ranks;
-}
-
-int heap_is_shared(const struct heap *heap)
-{
-    return heap->is_shared;
 }
 
 struct heap_usage heap_usage(const struct heap *heap, int rank)

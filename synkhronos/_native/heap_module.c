@@ -9,26 +9,6 @@ struct numpy_handler {
     struct heap *heap;
 };
 
-static void *handler_malloc(void *heap, size_t n_bytes)
-{
-    return heap_malloc(heap, n_bytes);
-}
-
-static void *handler_calloc(void *heap, size_t n, size_t n_bytes)
-{
-    return heap_calloc(heap, n, n_bytes);
-}
-
-static void *handler_realloc(void *heap, void *block, size_t n_bytes)
-{
-    return heap_realloc(heap, block, n_bytes);
-}
-
-static void handler_free(void *heap, void *block, size_t n_bytes)
-{
-    heap_free(heap, block);
-}
-
 static void destroy_handler(PyObject *capsule)
 {
     struct numpy_handler *state = PyCapsule_GetPointer(capsule, "mem_handler");
@@ -45,7 +25,7 @@ static PyObject *make_handler(struct heap *heap)
     state->handler = (PyDataMem_Handler){
         .name = "synkhronos",
         .version = 1,
-        .allocator = {heap, handler_malloc, handler_calloc, handler_realloc, handler_free},
+        .allocator = {heap, heap_malloc, heap_calloc, heap_realloc, heap_free},
     };
     PyObject *capsule = PyCapsule_New(state, "mem_handler", destroy_handler);
     if (capsule == NULL)
@@ -219,11 +199,18 @@ static PyObject *counts(Heap *self, PyObject *nothing)
     return list;
 }
 
+/* The address of the first arena; NULL if there is no memory that ranks share. */
+static char *shared_base(const Heap *self)
+{
+    return self->heap == NULL ? NULL : heap_shared_base(self->heap);
+}
+
 static PyObject *get_base(Heap *self, void *nothing)
 {
-    if (self->heap == NULL || !heap_is_shared(self->heap))
+    char *base = shared_base(self);
+    if (base == NULL)
         Py_RETURN_NONE;
-    return PyLong_FromVoidPtr(heap_base(self->heap));
+    return PyLong_FromVoidPtr(base);
 }
 
 static PyObject *get_short(Heap *self, void *nothing)
@@ -254,12 +241,12 @@ static PyGetSetDef attributes[] = {
 /* The buffer of a `Heap` is the memory of all arenas. */
 static int get_buffer(PyObject *object, Py_buffer *view, int flags)
 {
-    struct heap *heap = heap_of(object);
-    if (heap == NULL || !heap_is_shared(heap)) {
+    char *base = shared_base((Heap *)object);
+    if (base == NULL) {
         PyErr_SetString(PyExc_BufferError, "there is no memory that ranks share");
         return -1;
     }
-    return PyBuffer_FillInfo(view, object, heap_base(heap), (Py_ssize_t)heap_n_bytes(heap), 1, flags);
+    return PyBuffer_FillInfo(view, object, base, (Py_ssize_t)heap_n_bytes(heap_of(object)), 1, flags);
 }
 
 static PyBufferProcs as_buffer = {.bf_getbuffer = get_buffer};
@@ -296,16 +283,8 @@ static PyObject *after_fork(PyObject *module, PyObject *nothing)
     Py_RETURN_NONE;
 }
 
-static PyMethodDef functions[] = {
+PyMethodDef synkhronos_heap_functions[] = {
     {"before_fork", before_fork, METH_NOARGS, "Before a fork: copy the live blocks for the child."},
     {"after_fork", after_fork, METH_NOARGS, "After a fork, in the parent: free the copies."},
     {NULL, NULL, 0, NULL},
 };
-
-int synkhronos_add_heap(PyObject *module)
-{
-    if (PyModule_AddFunctions(module, functions)
-        || PyModule_AddIntConstant(module, "SMALLEST_BLOCK", HEAP_SMALLEST_BLOCK))
-        return -1;
-    return PyModule_AddType(module, &HeapType);
-}

@@ -44,41 +44,35 @@ static void widen_all(const uint16_t *restrict from, float *restrict to, npy_int
             to[i] = half_to_float(from[i]);
 }
 
-/* Parse the arguments (from, to, is_bfloat16), and check the arrays' types and sizes; 0 with an exception set. */
-static int read_arguments(PyObject *args, int type, int type_of_result, PyArrayObject **from, PyArrayObject **to,
-                          int *is_bfloat16)
+static PyObject *convert(PyObject *args, int narrows)
 {
-    if (!PyArg_ParseTuple(args, "O!O!p", &PyArray_Type, from, &PyArray_Type, to, is_bfloat16))
-        return 0;
-    if (PyArray_TYPE(*from) == type && PyArray_TYPE(*to) == type_of_result && PyArray_ISCARRAY_RO(*from)
-        && PyArray_ISCARRAY(*to) && PyArray_SIZE(*from) == PyArray_SIZE(*to))
-        return 1;
-    PyErr_SetString(PyExc_TypeError, "expected C-contiguous arrays of float32 and uint16, of the same size");
-    return 0;
+    PyArrayObject *from, *to;
+    int is_bfloat16, type = narrows ? NPY_FLOAT : NPY_USHORT, type_of_result = narrows ? NPY_USHORT : NPY_FLOAT;
+    if (!PyArg_ParseTuple(args, "O!O!p", &PyArray_Type, &from, &PyArray_Type, &to, &is_bfloat16))
+        return NULL;
+    npy_intp n = PyArray_SIZE(from);
+    if (PyArray_TYPE(from) != type || PyArray_TYPE(to) != type_of_result || !PyArray_ISCARRAY_RO(from)
+        || !PyArray_ISCARRAY(to) || PyArray_SIZE(to) != n) {
+        PyErr_SetString(PyExc_TypeError, "expected C-contiguous arrays of float32 and uint16, of the same size");
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    if (narrows)
+        narrow_all(PyArray_DATA(from), PyArray_DATA(to), n, is_bfloat16);
+    else
+        widen_all(PyArray_DATA(from), PyArray_DATA(to), n, is_bfloat16);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 static PyObject *narrow_array(PyObject *module, PyObject *args)
 {
-    PyArrayObject *from, *to;
-    int is_bfloat16;
-    if (!read_arguments(args, NPY_FLOAT, NPY_USHORT, &from, &to, &is_bfloat16))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    narrow_all(PyArray_DATA(from), PyArray_DATA(to), PyArray_SIZE(from), is_bfloat16);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    return convert(args, 1);
 }
 
 static PyObject *widen_array(PyObject *module, PyObject *args)
 {
-    PyArrayObject *from, *to;
-    int is_bfloat16;
-    if (!read_arguments(args, NPY_USHORT, NPY_FLOAT, &from, &to, &is_bfloat16))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    widen_all(PyArray_DATA(from), PyArray_DATA(to), PyArray_SIZE(from), is_bfloat16);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    return convert(args, 0);
 }
 
 /* -- Hashes of blocks of memory, which detect changed blocks.
@@ -172,14 +166,21 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit_native(void)
 {
+    static PyMethodDef *const others[] = {synkhronos_heap_functions, synkhronos_process_functions,
+                                          synkhronos_reduction_functions};
+    static PyTypeObject *const types[] = {&CollectivesType, &DescriptorType, &FastCallType,
+                                          &HeapType, &ReductionType, &SyncType};
     import_array();
     PyObject *module = PyModule_Create(&definition);
-    if (module == NULL)
-        return NULL;
-    if (synkhronos_add_heap(module) || synkhronos_add_sync(module) || synkhronos_add_reductions(module)
-        || synkhronos_add_collectives(module) || synkhronos_add_fast_call(module) || synkhronos_add_process(module)) {
-        Py_DECREF(module);
-        return NULL;
-    }
+    int failed = module == NULL || PyModule_AddIntMacro(module, SENT) || PyModule_AddIntMacro(module, ANSWERED)
+                 || PyModule_AddIntMacro(module, ARRIVED) || PyModule_AddIntMacro(module, POLL_NS)
+                 || PyModule_AddIntMacro(module, STAGING_BYTES)
+                 || PyModule_AddIntConstant(module, "SMALLEST_BLOCK", HEAP_SMALLEST_BLOCK);
+    for (size_t i = 0; !failed && i < sizeof others / sizeof others[0]; i++)
+        failed = PyModule_AddFunctions(module, others[i]);
+    for (size_t i = 0; !failed && i < sizeof types / sizeof types[0]; i++)
+        failed = PyModule_AddType(module, types[i]);
+    if (failed)
+        Py_CLEAR(module);
     return module;
 }

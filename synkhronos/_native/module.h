@@ -14,21 +14,18 @@
 #endif
 #include <numpy/arrayobject.h>
 
+#include "collectives.h"
 #include "heap.h"
 #include "reductions.h"
 #include "sync.h"
 
-/* Add the functions and types of one *_module.c file; nonzero with an exception set on failure. */
-int synkhronos_add_collectives(PyObject *module);
-int synkhronos_add_fast_call(PyObject *module);
-int synkhronos_add_heap(PyObject *module);
-int synkhronos_add_process(PyObject *module);
-int synkhronos_add_reductions(PyObject *module);
-int synkhronos_add_sync(PyObject *module);
+/* Functions of the module that *_module.c files define, which PyInit_native adds. */
+extern PyMethodDef synkhronos_heap_functions[], synkhronos_process_functions[], synkhronos_reduction_functions[];
+
+/* Types of the module; native.pyi describes them. */
+extern PyTypeObject CollectivesType, DescriptorType, FastCallType, HeapType, ReductionType, SyncType;
 
 /* -- sync_module.c */
-
-extern PyTypeObject SyncType;
 
 struct sync *sync_of(PyObject *object);
 
@@ -37,14 +34,10 @@ int sync_wait(PyObject *object, enum counter counter, int64_t value, PyObject *c
 
 /* -- heap_module.c */
 
-extern PyTypeObject HeapType;
-
 /* The heap of a `Heap` object; NULL if it has no memory. */
 struct heap *heap_of(PyObject *object);
 
 /* -- reductions_module.c */
-
-extern PyTypeObject ReductionType;
 
 /* The reduction of a `Reduction` object; NULL with an exception set if it is not for `n` arrays of these dtypes.
  * `returned` may be NULL, which matches any dtype. */

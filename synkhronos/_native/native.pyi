@@ -88,8 +88,8 @@ def after_fork() -> None:
 
 # -- sync_module.c
 
-#: Longest time between two checks that the other ranks are alive, in seconds.
-POLL: float
+#: Longest time between two checks that the other ranks are alive, in nanoseconds.
+POLL_NS: int
 
 # Kinds of counters; see sync.h.
 SENT: int
@@ -139,12 +139,12 @@ class Sync:
     def wait(self, counter: int, value: int, check: Callable[[], None]) -> None:
         """Wait until all counters are at least ``value``.
 
-        The rank sleeps for at most `POLL` seconds at a time. Before each sleep, signal handlers and ``check()`` run; if
+        The rank sleeps for at most `POLL_NS` at a time. Before each sleep, signal handlers and ``check()`` run; if
         either raises an exception, the wait ends.
         """
 
     def park(self, counter: int, value: int) -> None:
-        """Sleep until all counters are at least ``value``, for at most `POLL` seconds."""
+        """Sleep until all counters are at least ``value``, for at most `POLL_NS`."""
 
     def set_answered(self, rank: int, number: int) -> None:
         """Set the `ANSWERED` counter of another rank."""

@@ -233,7 +233,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyTypeObject DescriptorType = {
+PyTypeObject DescriptorType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "synkhronos._native.native.Descriptor",
     .tp_doc = "A file descriptor with the identity of its file.",
@@ -244,7 +244,7 @@ static PyTypeObject DescriptorType = {
     .tp_dealloc = (destructor)descriptor_dealloc,
 };
 
-static PyMethodDef functions[] = {
+PyMethodDef synkhronos_process_functions[] = {
     {"die_with", die_with, METH_VARARGS,
      "die_with(pid, by_main_thread)\n--\n\nHave this process killed when another one ends; return whether it works."},
     {"exit_on_signal", exit_on_signal, METH_O,
@@ -255,8 +255,3 @@ static PyMethodDef functions[] = {
      "require_frames(n)\n--\n\nRaise RecursionError if fewer than n frames are left within the recursion limit."},
     {NULL, NULL, 0, NULL},
 };
-
-int synkhronos_add_process(PyObject *module)
-{
-    return PyModule_AddFunctions(module, functions) || PyModule_AddType(module, &DescriptorType) ? -1 : 0;
-}

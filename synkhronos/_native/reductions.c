@@ -48,15 +48,10 @@ struct reduction {
     struct term terms[];
 };
 
-static const size_t type_sizes[N_TYPES] = {
+const size_t type_sizes[N_TYPES] = {
     [BOOL] = 1, [I8] = 1, [U8] = 1, [I16] = 2, [U16] = 2, [I32] = 4, [U32] = 4,
     [I64] = 8, [U64] = 8, [F16] = 2, [F32] = 4, [F64] = 8, [C64] = 8, [C128] = 16,
 };
-
-size_t type_size(enum type type)
-{
-    return type_sizes[type];
-}
 
 size_t reduction_result_itemsize(const reduction *self)
 {
@@ -180,11 +175,11 @@ static void store_mean(void *out, enum type returned, size_t i, i128 quotient, u
     uint64_t whole = (uint64_t)nearest;
     if (returned == F64) /* add a remainder of at most 1/2 to the nearest integer, to lose no digits */
         ((f64 *)out)[i] = (double)nearest + (up ? -(double)(total - rest) : (double)rest) / (double)total;
-    else if (type_size(returned) == 8)
+    else if (type_sizes[returned] == 8)
         ((u64 *)out)[i] = whole;
-    else if (type_size(returned) == 4)
+    else if (type_sizes[returned] == 4)
         ((u32 *)out)[i] = (uint32_t)whole;
-    else if (type_size(returned) == 2)
+    else if (type_sizes[returned] == 2)
         ((u16 *)out)[i] = (uint16_t)whole;
     else
         ((u8 *)out)[i] = (uint8_t)whole;
@@ -257,7 +252,7 @@ void add_to_sums(const struct kernels *kernels, void *sums, enum type type, cons
     char spare[BLOCK_BYTES];
     enum type work = type == F16 ? F32 : type == C64 ? F32 : type == C128 ? F64 : type;
     int real = work == F32 || work == F64;
-    size_t block = BLOCK_BYTES / sizeof(int64_t), size = type == F16 ? 2 : type_size(work);
+    size_t block = BLOCK_BYTES / sizeof(int64_t), size = type == F16 ? 2 : type_sizes[work];
     convert_function *load = real ? NULL : kernels->conversions[type][I64];
     if (type == F16)
         load = kernels->conversions[F16][F32];
@@ -270,7 +265,7 @@ void add_to_sums(const struct kernels *kernels, void *sums, enum type type, cons
             from = spare;
         }
         if (real)
-            kernels->floats[work == F64].add_bounded((char *)sums + start * type_size(work), from, share, n);
+            kernels->floats[work == F64].add_bounded((char *)sums + start * type_sizes[work], from, share, n);
         else
             add_multiple((i128 *)sums + start, type, from, (uint64_t)multiplicity, n);
     }
@@ -423,7 +418,7 @@ int reduction_exists(enum operation operation, enum type type, enum type returne
         return 0;
     if (operation == AVG)
         return returned == F64;
-    return type_size(type) < 8 && returned == (type == U8 || type == U16 || type == U32 ? U64 : I64);
+    return type_sizes[type] < 8 && returned == (type == U8 || type == U16 || type == U32 ? U64 : I64);
 }
 
 void reduction_free(reduction *self)
@@ -478,7 +473,8 @@ static void plan_floats(reduction *self)
  * then accurate enough to round the mean correctly. */
 static void plan_integers(reduction *self)
 {
-    if (type_size(self->type) <= 4 && self->total && self->total <= (uint64_t)1 << (52 - 8 * type_size(self->type))) {
+    size_t size = type_sizes[self->type];
+    if (size <= 4 && self->total && self->total <= (uint64_t)1 << (52 - 8 * size)) {
         self->apply = apply_weights;
         self->work = F64;
         self->finish = self->kernels->floats[1].divide;

@@ -37,7 +37,7 @@ void reduction_apply(const reduction *self, const void *const *operands, void *c
                      size_t length);
 
 const struct kernels *reduction_kernels(void);
-size_t type_size(enum type type);
+extern const size_t type_sizes[N_TYPES]; /* bytes of an element */
 
 /* Scale weights to shares that sum to one. If all weights are 0, the shares are equal; otherwise only a weight of 0
  * gets a share of 0. */

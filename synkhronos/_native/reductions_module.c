@@ -13,25 +13,16 @@ static const char *const operations[N_OPERATIONS] = {"sum", "prod", "max", "min"
 /* The type of the elements of a dtype; N_TYPES if arrays of this dtype cannot be reduced. */
 static enum type type_of_dtype(PyArray_Descr *dtype)
 {
-    switch (PyArray_ISNBO(dtype->byteorder) ? dtype->type_num : NPY_NOTYPE) {
-    case NPY_BOOL: return BOOL;
-    case NPY_BYTE: return I8;
-    case NPY_UBYTE: return U8;
-    case NPY_SHORT: return I16;
-    case NPY_USHORT: return U16;
-    case NPY_INT: return I32;
-    case NPY_UINT: return U32;
-    case NPY_LONG: return sizeof(long) == 8 ? I64 : I32;
-    case NPY_ULONG: return sizeof(long) == 8 ? U64 : U32;
-    case NPY_LONGLONG: return I64;
-    case NPY_ULONGLONG: return U64;
-    case NPY_HALF: return F16;
-    case NPY_FLOAT: return F32;
-    case NPY_DOUBLE: return F64;
-    case NPY_CFLOAT: return C64;
-    case NPY_CDOUBLE: return C128;
-    default: return N_TYPES;
-    }
+    static const int numbers[N_TYPES] = {
+        NPY_BOOL, NPY_INT8, NPY_UINT8, NPY_INT16, NPY_UINT16, NPY_INT32, NPY_UINT32,
+        NPY_INT64, NPY_UINT64, NPY_FLOAT16, NPY_FLOAT32, NPY_FLOAT64, NPY_COMPLEX64, NPY_COMPLEX128,
+    };
+    int number = PyArray_ISNBO(dtype->byteorder) ? dtype->type_num : NPY_NOTYPE, type = 0;
+    if (number == NPY_LONGLONG || number == NPY_ULONGLONG) /* of 64 bits, as NPY_LONG */
+        number -= NPY_LONGLONG - NPY_LONG;
+    while (type < N_TYPES && numbers[type] != number)
+        type++;
+    return type;
 }
 
 /* Parse the weights into memory that the caller frees; NULL with an exception set. */
@@ -171,7 +162,7 @@ static PyObject *reduction_call(PyObject *object, PyObject *args, PyObject *keyw
         if (addresses[i] == NULL)
             goto done;
     }
-    size_t read = size * type_size(self->type), written = size * type_size(self->returned);
+    size_t read = size * type_sizes[self->type], written = size * type_sizes[self->returned];
     for (Py_ssize_t i = 0; i < n; i++)
         for (Py_ssize_t k = n; k < n + n_outs; k++) {
             int apart = addresses[i] + read <= addresses[k] || addresses[k] + written <= addresses[i];
@@ -277,14 +268,9 @@ static PyObject *mean_of(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyMethodDef functions[] = {
+PyMethodDef synkhronos_reduction_functions[] = {
     {"normalized", normalized, METH_O, "Weights that sum to one; see native.pyi."},
     {"add_to_sums", add_values, METH_VARARGS, "Add values to the sums of a mean; see native.pyi."},
     {"mean_of_sums", mean_of, METH_VARARGS, "The mean of integers; see native.pyi."},
     {NULL, NULL, 0, NULL},
 };
-
-int synkhronos_add_reductions(PyObject *module)
-{
-    return PyModule_AddFunctions(module, functions) ? -1 : PyModule_AddType(module, &ReductionType);
-}

@@ -234,16 +234,3 @@ PyTypeObject SyncType = {
     .tp_getset = attributes,
     .tp_members = members,
 };
-
-int synkhronos_add_sync(PyObject *module)
-{
-    PyObject *poll = PyFloat_FromDouble(POLL_NS / 1e9);
-    if (poll == NULL || PyModule_AddObject(module, "POLL", poll)) {
-        Py_XDECREF(poll);
-        return -1;
-    }
-    if (PyModule_AddIntMacro(module, SENT) || PyModule_AddIntMacro(module, ANSWERED)
-        || PyModule_AddIntMacro(module, ARRIVED))
-        return -1;
-    return PyModule_AddType(module, &SyncType);
-}

@@ -7,7 +7,7 @@ core implements this: see ``_native/sync.h``.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable
+from typing import Callable
 
 from synkhronos._native import native
 from synkhronos._processes.timeline import STRAGGLING, Timeline
@@ -46,7 +46,7 @@ class Deadline:
 
 
 #: Longest time between two checks that the other processes are alive, in seconds.
-POLL = native.POLL
+POLL = native.POLL_NS / 1e9
 
 #: Counters: the number of the controller's last message, and of the last message that each worker has answered.
 SENT, ANSWERED = native.SENT, native.ANSWERED
@@ -84,10 +84,6 @@ class Signals(native.Sync):
         Whether a rank has failed in the current command. `abort` sets this flag, so that ranks that wait at the barrier
         raise an exception. `reset` clears it when all ranks are idle again.
     """
-
-    def __new__(cls, words: Any, n_ranks: int, rank: int, spin: float) -> Signals:
-        """Create the counters in ``words``."""
-        return super().__new__(cls, words, n_ranks, rank, spin)
 
 
 class Barrier:

@@ -70,13 +70,13 @@ static void work_on(struct slot *slot, unsigned *seed)
         check(slot, kept);
     } else {
         check(slot, slot->n_bytes);
-        heap_free(heap, slot->block);
+        heap_free(heap, slot->block, 0);
         slot->block = NULL;
         return;
     }
     ptrdiff_t offset = heap_offset(heap, slot->block, n_bytes);
     CHECK(offset < 0 || offset % 4096 == 0);
-    CHECK(offset < 0 || heap_base(heap) + offset == (char *)slot->block);
+    CHECK(offset < 0 || heap_shared_base(heap) + offset == (char *)slot->block);
     slot->n_bytes = n_bytes;
     stamp(slot, (unsigned char)rand_r(seed));
 }
@@ -106,7 +106,7 @@ static void live_in_child(struct slot *held, int has_copies)
         check(held, held->n_bytes);
         stamp(held, 99);
     }
-    heap_free(heap, held->block);
+    heap_free(heap, held->block, 0);
     heap_end_command(heap);
     _exit(0);
 }
@@ -135,7 +135,7 @@ static void fork_child(struct slot *held, int copies)
 static void be_idle(int rank)
 {
     heap_begin_command(heap);
-    heap_free(heap, heap_malloc(heap, 500000));
+    heap_free(heap, heap_malloc(heap, 500000), 0);
     usleep(200000);
     CHECK(heap_usage(heap, rank).cached > 0);
     heap_end_command(heap);
@@ -163,17 +163,17 @@ int main(int n, char **arguments)
     for (int i = 0; i < N_THREADS; i++)
         pthread_join(threads[i], NULL);
     for (int i = 0; i < N_SLOTS / 2; i++)
-        heap_free(heap, slots[i].block);
+        heap_free(heap, slots[i].block, 0);
     be_idle(is_private ? 0 : 1);
     heap_close(heap);
     CHECK(heap_usage(heap, is_private ? 0 : 1).cached == 0);
     void *late = heap_malloc(heap, 100000);
     for (int i = N_SLOTS / 2; i < N_SLOTS; i++)
-        heap_free(heap, slots[i].block);
+        heap_free(heap, slots[i].block, 0);
     check(&held, held.n_bytes);
-    heap_free(heap, held.block);
+    heap_free(heap, held.block, 0);
     CHECK(heap_offset(heap, held.block, 1) < 0);
-    heap_free(heap, late);
+    heap_free(heap, late, 0);
     heap_destroy(heap);
     if (is_private)
         close(fd);

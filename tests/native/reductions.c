@@ -44,7 +44,7 @@ static int is_nan(const unsigned char *bytes, enum type type)
 /* The payload of a NaN depends on how a compiler orders the operands of a sum. */
 static int same(const unsigned char *a, const unsigned char *b, enum type type, size_t length)
 {
-    size_t size = type == C64 ? 4 : type == C128 ? 8 : type_size(type), n = length * type_size(type) / size;
+    size_t size = type == C64 ? 4 : type == C128 ? 8 : type_sizes[type], n = length * type_sizes[type] / size;
     for (size_t i = 0; i < n; i++)
         if (memcmp(a + i * size, b + i * size, size) && !(is_nan(a + i * size, type) && is_nan(b + i * size, type)))
             return 0;
@@ -64,11 +64,11 @@ static void reduce(const struct kernels *kernels, enum operation operation, enum
                    size_t n, const double *by, unsigned char **values, size_t length, int in_place, size_t apart,
                    unsigned char *result)
 {
-    unsigned char *made[MOST], *out = malloc(length * type_size(returned) + apart + 1);
+    unsigned char *made[MOST], *out = malloc(length * type_sizes[returned] + apart + 1);
     const void *operands[MOST];
     void *outs[MOST] = {out + apart};
     for (size_t k = 0; k < n; k++) {
-        made[k] = copy_of(values[k], length * type_size(type), apart);
+        made[k] = copy_of(values[k], length * type_sizes[type], apart);
         operands[k] = made[k] + apart;
         if (in_place)
             outs[k] = made[k] + apart;
@@ -76,9 +76,9 @@ static void reduce(const struct kernels *kernels, enum operation operation, enum
     reduction *self = reduction_create(kernels, operation, type, returned, n, by);
     reduction_apply(self, operands, outs, in_place ? n : 1, length);
     reduction_free(self);
-    memcpy(result, outs[0], length * type_size(returned));
+    memcpy(result, outs[0], length * type_sizes[returned]);
     for (size_t k = 0; k < n; k++) {
-        if (in_place && memcmp(result, outs[k], length * type_size(returned)))
+        if (in_place && memcmp(result, outs[k], length * type_sizes[returned]))
             abort();
         free(made[k]);
     }
@@ -91,12 +91,12 @@ static int check(const struct kernels **sets, size_t n_sets, enum operation oper
     unsigned char *values[MOST], *results[SETS];
     int failed = 0;
     for (size_t k = 0; k < n; k++) {
-        values[k] = malloc(length * type_size(type) + 1);
-        for (size_t i = 0; i < length * type_size(type); i++)
+        values[k] = malloc(length * type_sizes[type] + 1);
+        for (size_t i = 0; i < length * type_sizes[type]; i++)
             values[k][i] = type == BOOL ? draw() % 2 : draw();
     }
     for (size_t s = 0; s < n_sets; s++)
-        results[s] = malloc(length * type_size(returned) + 1);
+        results[s] = malloc(length * type_sizes[returned] + 1);
     for (int in_place = 0; in_place <= (type == returned); in_place++)
         for (size_t apart = 0; apart < 2; apart++)
             for (size_t s = 0; s < n_sets; s++) {
@@ -116,13 +116,13 @@ static int check(const struct kernels **sets, size_t n_sets, enum operation oper
 /* Running means on each instruction set. */
 static int check_sums(const struct kernels **sets, size_t n_sets, enum type type, size_t length)
 {
-    size_t size = type < F16 ? 16 : type == F16 ? 4 : type_size(type);
-    unsigned char *values = malloc(length * type_size(type) + 1), *sums[SETS];
+    size_t size = type < F16 ? 16 : type == F16 ? 4 : type_sizes[type];
+    unsigned char *values = malloc(length * type_sizes[type] + 1), *sums[SETS];
     int failed = 0;
     for (size_t s = 0; s < n_sets; s++)
         sums[s] = calloc(length * size + 1, 1);
     for (int round = 0; round < 3; round++) {
-        for (size_t i = 0; i < length * type_size(type); i++)
+        for (size_t i = 0; i < length * type_sizes[type]; i++)
             values[i] = type == BOOL ? draw() % 2 : draw();
         for (size_t s = 0; s < n_sets; s++)
             add_to_sums(sets[s], sums[s], type, values, round + 1, (round + 1) / 6.0, length);
@@ -130,9 +130,9 @@ static int check_sums(const struct kernels **sets, size_t n_sets, enum type type
     for (size_t s = 0; s < n_sets; s++) {
         enum type returned = type < F16 ? type : type == F16 ? F32 : type;
         if (type < F16) {
-            unsigned char *mean = malloc(length * type_size(type) + 1);
+            unsigned char *mean = malloc(length * type_sizes[type] + 1);
             mean_of_sums(mean, type, sums[s], 6, length);
-            memcpy(sums[s], mean, length * type_size(type));
+            memcpy(sums[s], mean, length * type_sizes[type]);
             free(mean);
         }
         failed |= !same(sums[0], sums[s], returned, length);
