@@ -184,9 +184,7 @@ class FailureDetector:
         if self._is_cut_off():
             observers = {} if self._own else {self._own: self._own}
         elif all(node in quiet for node in self._seconds if node < self._own):
-            reports = {
-                report.silent: sender for sender, report in self._reports.items() if self._is_watched(report.silent)
-            }
+            reports = {one.silent: sender for sender, one in self._reports.items() if one.silent in self._seconds}
             observers = {**reports, **dict.fromkeys(quiet, self._own)}
         new = {node: observer for node, observer in observers.items() if node not in self._warned}
         self._warned = set(observers)
@@ -217,9 +215,6 @@ class FailureDetector:
     def _quiet(self) -> list[int]:
         """Return the watched nodes that have been silent long enough for a warning."""
         return [node for node, seconds in self._seconds.items() if seconds > WARNING_SECONDS]
-
-    def _is_watched(self, node: int) -> bool:
-        return node in self._seconds
 
     def _is_cut_off(self) -> bool:
         """Return whether the link of this node is down, as opposed to single other nodes that are silent."""
@@ -338,12 +333,10 @@ class Heartbeat:
         if loss.reason == Reason.ENDED:
             return f"{name} has closed its connection: its processes were killed, or the machine was restarted"
         if loss.reason == Reason.CUT_OFF:
-            return (
-                f"{name} has heard from no other node for {seconds}: its link is down, or those of all other nodes are"
-            )
-        heard = f"{self._names[loss.observer]} has heard nothing"
-        if loss.observer == self._node:
-            heard = "nothing was heard"
+            reason = "its link is down, or those of all other nodes are"
+            return f"{name} has heard from no other node for {seconds}: {reason}"
+        is_own = loss.observer == self._node
+        heard = "nothing was heard" if is_own else f"{self._names[loss.observer]} has heard nothing"
         return f"{heard} from {name} for {seconds}: it is down or frozen, or the link to it is cut"
 
     def leave(self) -> None:

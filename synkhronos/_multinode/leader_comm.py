@@ -34,7 +34,7 @@ import numpy as np
 from synkhronos import _backends
 from synkhronos._multinode.heartbeat import Heartbeat, Reason
 from synkhronos._multinode.node_messages import Stop
-from synkhronos._processes import ProcessGroup
+from synkhronos._processes import Completion, Lengths, ProcessGroup
 from synkhronos._utils.interrupts import deferred_interrupts, handle_interrupts
 from synkhronos._utils.rendezvous import RESTART, drain_output
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, NodeLost, SessionError
@@ -58,119 +58,11 @@ class Transfer(NamedTuple):
         return bool(self.request.Test())
 
 
-class Wire:
-    """Messages and collectives of one node leader over MPI. Subclasses override `take`.
-
-    Parameters
-    ----------
-    mpi : module
-        ``mpi4py.MPI``, initialized.
-
-    Attributes
-    ----------
-    node, n_nodes : int
-        Number of this node, and number of nodes.
-    others : list of int
-        Numbers of the other nodes.
-    """
-
-    def __init__(self, mpi: Any) -> None:
-        from mpi4py.util import pkl5
-
-        self._mpi = mpi
-        self._messages, self._rows = mpi.COMM_WORLD.Dup(), pkl5.Intracomm(mpi.COMM_WORLD.Dup())
-        self._parts, self._wholes = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
-        self.node, self.n_nodes = self._messages.Get_rank(), self._messages.Get_size()
-        self.others = [node for node in range(self.n_nodes) if node != self.node]
-        self._sending: list[Any] = []
-
-    def send(self, node: int, kind: int, message: Any, has_rows: bool = False) -> None:
-        """Begin to send a message.
-
-        Parameters
-        ----------
-        node : int
-            Receiver.
-        kind : int
-            Tag of the message.
-        message : object
-            Message to pickle. It must not change until it has arrived.
-        has_rows : bool
-            Whether the message contains large arrays, which are then sent without a copy.
-        """
-        self._sending = [request for request in self._sending if not request.test()[0]]
-        way = self._rows if has_rows else self._messages
-        self._sending.append(way.isend(message, node, kind))
-
-    def take_in(self) -> None:
-        """Receive the messages that have arrived, and pass them to `take`."""
-        for way in (self._messages, self._rows):
-            while way.iprobe():
-                with deferred_interrupts():  # an interrupt during the receive would lose the message
-                    self._receive(way)
-
-    def _receive(self, way: Any) -> None:
-        """Receive one message, if one has arrived, and pass it to `take`."""
-        status = self._mpi.Status()
-        found = way.improbe(status=status)
-        if found is not None:
-            self.take(status.Get_tag(), status.Get_source(), found.recv())
-
-    def take(self, kind: int, node: int, message: Any) -> None:
-        """Process a message with tag ``kind`` from a node."""
-        raise NotImplementedError
-
-    def has_arrived(self) -> bool:
-        """Return whether all sent messages have arrived."""
-        return all(request.test()[0] for request in self._sending)
-
-    def all_to_all(
-        self,
-        given: np.ndarray,
-        lengths: Sequence[int],
-        starts: Sequence[int] | None,
-        got: np.ndarray,
-        got_lengths: Sequence[int],
-    ) -> Transfer:
-        """Begin to send a part of an array to each leader, and to receive a part from each leader.
-
-        Parameters
-        ----------
-        given : array
-            Array to send.
-        lengths : sequence of int
-            Number of elements to send to each leader.
-        starts : sequence of int, or None
-            Index of the first element for each leader; ``None``: the parts follow each other.
-        got : array
-            Destination of the received parts, which are concatenated.
-        got_lengths : sequence of int
-            Number of elements to receive from each leader.
-        """
-        byte = self._mpi.BYTE
-        sent = [_bytes(given), _layout(lengths, given.itemsize, starts), byte]
-        received = [_bytes(got), _layout(got_lengths, got.itemsize), byte]
-        return Transfer(self._parts.Ialltoallv(sent, received), (given, got))
-
-    def all_gather(self, array: np.ndarray, lengths: Sequence[int]) -> Transfer:
-        """Begin to gather an array in place.
-
-        Parameters
-        ----------
-        array : array
-            Parts of all leaders, in node order. It already contains this leader's part.
-        lengths : sequence of int
-            Number of elements of each leader's part.
-        """
-        received = [_bytes(array), _layout(lengths, array.itemsize), self._mpi.BYTE]
-        return Transfer(self._wholes.Iallgatherv(self._mpi.IN_PLACE, received), (array,))
-
-
 def _bytes(array: np.ndarray) -> np.ndarray:
     return array.view(np.uint8)
 
 
-def _layout(lengths: Sequence[int], itemsize: int, starts: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
+def _layout(lengths: Lengths, itemsize: int, starts: Lengths | None = None) -> tuple[list[int], list[int]]:
     """Return the size and the offset of each part, in bytes."""
     counts = [length * itemsize for length in lengths]
     if starts is None:
@@ -231,14 +123,24 @@ class MultiNodeSignals:
         self._signals.abort()
 
 
+def _agree(votes: dict[int, Any]) -> bool:
+    """Return whether the exchange takes place: all words are equal and not ``None``."""
+    words = {word for word, _ in votes.values()}
+    return len(words) == 1 and None not in words
+
+
 #: Tags of messages.
-VOTE, ABORT = 3, 4
+ORDER, ANSWER, VOTE, ABORT = 1, 2, 3, 4
 
-_Fill = Callable[[], None]
+_SPIN_SECONDS = 2e-4  # duration of a wait until the process begins to yield its core
+_YIELD_SECONDS = 2e-2  # duration of a wait until the process begins to sleep
+_LONGEST_NAP = 4e-3  # longest sleep
+_LOOK_SECONDS = 0.05  # time between two checks
+_DEFERRED_SECONDS = 2.0  # longest time for which an exchange delays Ctrl-C
 
 
-class Voting(Wire):
-    """Votes of one node leader on exchanges of arrays. Subclasses override `wait`.
+class LeaderComm:
+    """Communication of one node leader with the others; the controller is the leader of node 0.
 
     Parameters
     ----------
@@ -247,6 +149,18 @@ class Voting(Wire):
 
     Attributes
     ----------
+    node, n_nodes : int
+        Number of this node, and number of nodes.
+    others : list of int
+        Numbers of the other nodes.
+    hosts : list of str
+        Host names of all nodes.
+    differences : str
+        Differences of versions between the nodes; see `describe_differences`.
+    orders : deque
+        Orders of the controller that this leader has not executed yet.
+    answers : dict of int to object
+        Last answer of each other leader, by node; only on the controller.
     number : int
         Number of the current command.
     is_lost : bool
@@ -255,28 +169,163 @@ class Voting(Wire):
     """
 
     def __init__(self, mpi: Any) -> None:
-        super().__init__(mpi)
+        from mpi4py.util import pkl5
+
+        self._mpi = mpi
+        self._messages, self._rows = mpi.COMM_WORLD.Dup(), pkl5.Intracomm(mpi.COMM_WORLD.Dup())
+        self._parts, self._wholes = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
+        self.node, self.n_nodes = self._messages.Get_rank(), self._messages.Get_size()
+        self.others = [node for node in range(self.n_nodes) if node != self.node]
+        self._sending: list[Any] = []
+        self._heartbeat = Heartbeat(self.node)
+        own = socket.gethostname(), describe(), self._heartbeat.door
+        known = self._messages.allgather(own)  # before any object of this package is pickled
+        self.hosts: list[str] = [host for host, _, _ in known]
+        self.differences = describe_differences([versions for _, versions, _ in known], self.hosts)
+        self.orders: deque[Any] = deque()
+        self._ordered = 0  # number of the last order
+        self.answers: dict[int, Any] = {}
         self.number = 0
         self.is_lost = False
         self._meeting = 0
         self._votes: dict[tuple[int, int], dict[int, Any]] = {}
         self._aborted = -1
         # identifier of the vote that this leader waits for, and of one that it has left; each with its `fill_in`
-        self._voting: tuple[tuple[int, int], _Fill] | None = None
-        self._owed: tuple[tuple[int, int], _Fill] | None = None
-        self._due: _Fill | None = None  # `fill_in` of the exchange that follows a successful vote
+        self._voting: tuple[tuple[int, int], Completion] | None = None
+        self._owed: tuple[tuple[int, int], Completion] | None = None
+        self._due: Completion | None = None  # `fill_in` of the exchange that follows a successful vote
+        self._abandoned: list[Any] = []  # keeps arrays alive to which MPI may still write
+        self._pid = os.getpid()
+        self._looked_after = 0.0  # time of the last check of the heartbeat process
+        self._heartbeat.start(self.hosts, [door for _, _, door in known])
+
+    # -- messages
+
+    def send(self, node: int, kind: int, message: Any, has_rows: bool = False) -> None:
+        """Begin to send a message, unless the processes of its receiver have ended: MPICH would crash then.
+
+        Parameters
+        ----------
+        node : int
+            Receiver.
+        kind : int
+            Tag of the message.
+        message : object
+            Message to pickle. It must not change until it has arrived.
+        has_rows : bool
+            Whether the message contains large arrays, which are then sent without a copy.
+        """
+        loss = self._heartbeat.loss()
+        if loss is None or loss.reason != Reason.ENDED:
+            self._sending = [request for request in self._sending if not request.test()[0]]
+            way = self._rows if has_rows else self._messages
+            self._sending.append(way.isend(message, node, kind))
+
+    def order(self, nodes: Sequence[int], make: Callable[[int], Any], has_rows: bool = False) -> None:
+        """Send leaders an order with the next number, ``make(number)``: either all of them or none."""
+        with deferred_interrupts():
+            self.begin(self.number + 1)
+            for node in nodes:
+                self.send(node, ORDER, make(self.number), has_rows)
+
+    def silent(self) -> list[int]:
+        """Return the nodes that have not answered the last order."""
+        answers = self.answers
+        return [node for node in self.others if node not in answers or answers[node].number < self.number]
+
+    def take_in(self) -> None:
+        """Receive the messages that have arrived, and pass them to `take`."""
+        for way in (self._messages, self._rows):
+            while way.iprobe():
+                with deferred_interrupts():  # an interrupt during the receive would lose the message
+                    self._receive(way)
+
+    def _receive(self, way: Any) -> None:
+        """Receive one message, if one has arrived, and pass it to `take`."""
+        status = self._mpi.Status()
+        found = way.improbe(status=status)
+        if found is not None:
+            self.take(status.Get_tag(), status.Get_source(), found.recv())
+
+    def take(self, kind: int, node: int, message: Any) -> None:
+        """Process a received message."""
+        if kind == ORDER:
+            if message.number > self._ordered:
+                self._ordered = message.number
+                self.orders.append(message)
+        elif kind == ANSWER:
+            self.answers[node] = message
+        elif kind == VOTE:
+            number, vote, word = message
+            self._votes.setdefault((number, vote), {})[node] = word
+        else:  # the leader takes part in no further vote of that command
+            self._aborted = max(self._aborted, message)
+
+    def has_arrived(self) -> bool:
+        """Return whether all sent messages have arrived."""
+        return all(request.test()[0] for request in self._sending)
 
     def wait(self, found: Callable[[], Any], check: Callable[[], None] | None = None) -> Any:
-        """Wait until ``found()`` returns a true value, and return it; ``check`` is called regularly, and may raise."""
-        raise NotImplementedError
+        """Wait until ``found()`` returns a true value, and return it.
 
-    def take_vote(self, node: int, number: int, vote: int, word: Any) -> None:
-        """Record the vote of another leader."""
-        self._votes.setdefault((number, vote), {})[node] = word
+        Parameters
+        ----------
+        found : callable
+            Called after each receipt of messages.
+        check : callable, optional
+            Called every `_LOOK_SECONDS`; may raise.
 
-    def take_abort(self, number: int) -> None:
-        """Record that another leader has aborted a command: it takes part in no further vote of that command."""
-        self._aborted = max(self._aborted, number)
+        Raises
+        ------
+        NodeLost
+            On the controller, when a node is lost.
+        """
+        start = looked = time.perf_counter()
+        while True:
+            self.take_in()
+            self.complete_owed_exchange()
+            result = found()
+            if result:
+                return result
+            now = time.perf_counter()
+            self._check_heartbeat(now)
+            if check is not None and now - looked > _LOOK_SECONDS:
+                looked = now
+                check()
+            waited = now - start
+            if waited > _YIELD_SECONDS:
+                time.sleep(min(waited / 50, _LONGEST_NAP))
+            elif waited > _SPIN_SECONDS:
+                os.sched_yield()
+
+    def wait_outside_calls(self, found: Callable[[], Any]) -> Any:
+        """Wait as `wait`, outside of calls: in `fork` and `close`. Add to the message of a `NodeLost` what to do."""
+        try:
+            return self.wait(found)
+        except NodeLost as error:
+            error.args = (f"{error}; {RESTART}",)
+            raise
+
+    def _check_heartbeat(self, now: float) -> None:
+        """Restart heartbeat processes that were killed; on the controller, raise `NodeLost` once if a node is lost."""
+        if now - self._looked_after > _LOOK_SECONDS:
+            self._looked_after = now
+            self._heartbeat.look_after()
+        loss = self._heartbeat.loss()
+        if loss is not None and not self.node and not self.is_lost:
+            self.is_lost = True
+            raise NodeLost(self._heartbeat.describe(loss), machine=loss.node)
+
+    def set_heartbeat(self, seconds: float) -> None:
+        """Set the seconds of silence after which a node is lost."""
+        self._heartbeat.set_limit(seconds)
+
+    def is_ordered_to_stop(self) -> bool:
+        """Return whether there is an order of the controller to end the ranks that this leader has not executed yet."""
+        self.take_in()
+        return any(isinstance(order, Stop) for order in self.orders)
+
+    # -- votes
 
     def begin(self, number: int) -> None:
         """Begin a command, and drop the votes of earlier ones."""
@@ -293,7 +342,7 @@ class Voting(Wire):
                     self.send(node, ABORT, self.number)
 
     def vote(
-        self, word: int | None, arrays: Sequence[np.ndarray], check: Callable[[list[int]], None], fill_in: _Fill
+        self, word: int | None, arrays: Sequence[np.ndarray], check: Callable[[list[int]], None], fill_in: Completion
     ) -> list[tuple[int | None, list[np.ndarray]]]:
         """Vote on an exchange of arrays: send a word and small arrays to all leaders, and wait for theirs.
 
@@ -384,145 +433,43 @@ class Voting(Wire):
         if self._aborted >= self.number:
             raise CollectiveAborted("a rank of another node failed")
 
+    # -- exchange of arrays
 
-def _agree(votes: dict[int, Any]) -> bool:
-    """Return whether the exchange takes place: all words are equal and not ``None``."""
-    words = {word for word, _ in votes.values()}
-    return len(words) == 1 and None not in words
-
-
-#: Tags of messages.
-ORDER, ANSWER = 1, 2
-
-_SPIN_SECONDS = 2e-4  # duration of a wait until the process begins to yield its core
-_YIELD_SECONDS = 2e-2  # duration of a wait until the process begins to sleep
-_LONGEST_NAP = 4e-3  # longest sleep
-_LOOK_SECONDS = 0.05  # time between two checks
-_DEFERRED_SECONDS = 2.0  # longest time for which an exchange delays Ctrl-C
-
-
-class LeaderComm(Voting):
-    """Communication of one node leader with the others; the controller is the leader of node 0.
-
-    Parameters
-    ----------
-    mpi : module
-        ``mpi4py.MPI``, initialized.
-
-    Attributes
-    ----------
-    node, n_nodes : int
-        Number of this node, and number of nodes.
-    hosts : list of str
-        Host names of all nodes.
-    differences : str
-        Differences of versions between the nodes; see `describe_differences`.
-    orders : deque
-        Orders of the controller that this leader has not executed yet.
-    answers : dict of int to object
-        Last answer of each other leader, by node; only on the controller.
-    """
-
-    def __init__(self, mpi: Any) -> None:
-        super().__init__(mpi)
-        self._heartbeat = Heartbeat(self.node)
-        own = socket.gethostname(), describe(), self._heartbeat.door
-        known = self._messages.allgather(own)  # before any object of this package is pickled
-        self.hosts: list[str] = [host for host, _, _ in known]
-        self.differences = describe_differences([versions for _, versions, _ in known], self.hosts)
-        self.orders: deque[Any] = deque()
-        self._ordered = 0  # number of the last order
-        self.answers: dict[int, Any] = {}
-        self._abandoned: list[Any] = []  # keeps arrays alive to which MPI may still write
-        self._pid = os.getpid()
-        self._looked_after = 0.0  # time of the last check of the heartbeat process
-        self._heartbeat.start(self.hosts, [door for _, _, door in known])
-
-    # -- messages
-
-    def send(self, node: int, kind: int, message: Any, has_rows: bool = False) -> None:
-        """Send as `Wire.send`, unless the processes of a node have ended: MPICH would crash then."""
-        loss = self._heartbeat.loss()
-        if loss is None or loss.reason != Reason.ENDED:
-            super().send(node, kind, message, has_rows)
-
-    def take(self, kind: int, node: int, message: Any) -> None:
-        """Process a received message."""
-        if kind == ORDER:
-            if message.number > self._ordered:
-                self._ordered = message.number
-                self.orders.append(message)
-        elif kind == ANSWER:
-            self.answers[node] = message
-        elif kind == VOTE:
-            self.take_vote(node, *message)
-        else:
-            self.take_abort(message)
-
-    def wait(self, found: Callable[[], Any], check: Callable[[], None] | None = None) -> Any:
-        """Wait until ``found()`` returns a true value, and return it.
+    def all_to_all(
+        self, given: np.ndarray, lengths: Lengths, starts: Lengths | None, got: np.ndarray, got_lengths: Lengths
+    ) -> Transfer:
+        """Begin to send a part of an array to each leader, and to receive a part from each leader.
 
         Parameters
         ----------
-        found : callable
-            Called after each receipt of messages.
-        check : callable, optional
-            Called every `_LOOK_SECONDS`; may raise.
-
-        Raises
-        ------
-        NodeLost
-            On the controller, when a node is lost.
+        given : array
+            Array to send.
+        lengths : sequence of int
+            Number of elements to send to each leader.
+        starts : sequence of int, or None
+            Index of the first element for each leader; ``None``: the parts follow each other.
+        got : array
+            Destination of the received parts, which are concatenated.
+        got_lengths : sequence of int
+            Number of elements to receive from each leader.
         """
-        start = looked = time.perf_counter()
-        while True:
-            self.take_in()
-            self.complete_owed_exchange()
-            result = found()
-            if result:
-                return result
-            now = time.perf_counter()
-            self._check_heartbeat(now)
-            if check is not None and now - looked > _LOOK_SECONDS:
-                looked = now
-                check()
-            waited = now - start
-            if waited > _YIELD_SECONDS:
-                time.sleep(min(waited / 50, _LONGEST_NAP))
-            elif waited > _SPIN_SECONDS:
-                os.sched_yield()
+        byte = self._mpi.BYTE
+        sent = [_bytes(given), _layout(lengths, given.itemsize, starts), byte]
+        received = [_bytes(got), _layout(got_lengths, got.itemsize), byte]
+        return Transfer(self._parts.Ialltoallv(sent, received), (given, got))
 
-    def wait_outside_calls(self, found: Callable[[], Any]) -> Any:
-        """Wait as `wait`, outside of calls: in `fork` and `close`. Add to the message of a `NodeLost` what to do."""
-        try:
-            return self.wait(found)
-        except NodeLost as error:
-            error.args = (f"{error}; {RESTART}",)
-            raise
+    def all_gather(self, array: np.ndarray, lengths: Lengths) -> Transfer:
+        """Begin to gather an array in place.
 
-    def _check_heartbeat(self, now: float) -> None:
-        """Restart heartbeat processes that were killed; on the controller, raise `NodeLost` once if a node is lost."""
-        if now - self._looked_after > _LOOK_SECONDS:
-            self._looked_after = now
-            self._heartbeat.look_after()
-        loss = self._heartbeat.loss()
-        if loss is not None and not self.node and not self.is_lost:
-            self.is_lost = True
-            raise NodeLost(
-                self._heartbeat.describe(loss),
-                machine=loss.node,
-            )
-
-    def set_heartbeat(self, seconds: float) -> None:
-        """Set the seconds of silence after which a node is lost."""
-        self._heartbeat.set_limit(seconds)
-
-    def is_ordered_to_stop(self) -> bool:
-        """Return whether there is an order of the controller to end the ranks that this leader has not executed yet."""
-        self.take_in()
-        return any(isinstance(order, Stop) for order in self.orders)
-
-    # -- exchange of arrays
+        Parameters
+        ----------
+        array : array
+            Parts of all leaders, in node order. It already contains this leader's part.
+        lengths : sequence of int
+            Number of elements of each leader's part.
+        """
+        received = [_bytes(array), _layout(lengths, array.itemsize), self._mpi.BYTE]
+        return Transfer(self._wholes.Iallgatherv(self._mpi.IN_PLACE, received), (array,))
 
     def complete(self, is_done: Callable[[], bool], check: Callable[[], None]) -> None:
         """Wait until transfers are complete.

@@ -6,6 +6,7 @@ nodes receive the same message with the data that their nodes need for it. They 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from time import monotonic_ns
 
@@ -96,9 +97,7 @@ class MultiNodeGroup:
         pieces = self._shipping.load(envelope.command, node)
         last = next(pieces)
         for piece in pieces:
-            with deferred_interrupts():
-                self._comm.begin(self._comm.number + 1)
-                self._comm.send(node, ORDER, Bring(self._comm.number, last), has_rows=True)
+            self._comm.order([node], functools.partial(Bring, shipment=last), has_rows=True)
             self._wait_for([node])
             if self._comm.answers[node].lacks:
                 return Shipment([], [], []), self._comm.answers[node].replies
@@ -109,7 +108,7 @@ class MultiNodeGroup:
         """Wait until some nodes have answered the last order; raise if a node has failed."""
 
         def silent() -> list[int]:
-            return [node for node in self._silent() if node in nodes]
+            return [node for node in self._comm.silent() if node in nodes]
 
         def check() -> None:
             self._raise_losses()
@@ -124,10 +123,7 @@ class MultiNodeGroup:
         wanted = self._shipping.files(envelope.command)
         if not wanted:
             return
-        with deferred_interrupts():
-            self._comm.begin(self._comm.number + 1)
-            for node in self._comm.others:
-                self._comm.send(node, ORDER, Look(self._comm.number, wanted))
+        self._comm.order(self._comm.others, functools.partial(Look, parts=wanted))
         self._wait_for(self._comm.others)
         for node in self._comm.others:
             self._shipping.found(node, wanted, self._comm.answers[node].replies)
@@ -157,9 +153,7 @@ class MultiNodeGroup:
     def _ask(self, node: int) -> tuple[int, int, list[tuple[int, int, int]]]:
         """Request a report of a node; return the round trip and the clock's offset, in nanoseconds, and the counts."""
         comm, asked = self._comm, monotonic_ns()
-        with deferred_interrupts():
-            comm.begin(comm.number + 1)
-            comm.send(node, ORDER, Report(comm.number))
+        comm.order([node], Report)
         self._wait_for([node])
         answered, self._last_order[node] = monotonic_ns(), comm.number
         then, held = comm.answers[node].replies
@@ -188,7 +182,7 @@ class MultiNodeGroup:
         if self._own is None:
             self._own = self._group.collect()
         before = self.timeline.switch(STRAGGLING)
-        self._comm.wait(lambda: not self._silent(), self._check)
+        self._comm.wait(lambda: not self._comm.silent(), self._check)
         self.timeline.switch(before)
         if self._group.stopped:
             raise SessionError(CLOSED_WITHIN)
@@ -201,14 +195,6 @@ class MultiNodeGroup:
             answers += self._own if node == self._world.node else self._comm.answers[node].replies
         self._waiting = False
         return answers
-
-    def _silent(self) -> list[int]:
-        """Return the nodes that have not answered the last order."""
-        return list(filter(self._is_silent, self._comm.others))
-
-    def _is_silent(self, node: int) -> bool:
-        answers = self._comm.answers
-        return node not in answers or answers[node].number < self._comm.number
 
     def _raise_losses(self) -> None:
         """Raise the error that another leader has reported about its ranks, if there is one."""
@@ -224,7 +210,7 @@ class MultiNodeGroup:
     def _check(self) -> None:
         """Raise if a rank or a node has failed, while `collect` waits."""
         self._raise_losses()
-        check_nodes(self._group, self._silent())
+        check_nodes(self._group, self._comm.silent())
 
     def dead(self) -> list[int]:
         """Return the workers that have ended, even if they were replaced.
@@ -245,8 +231,8 @@ class MultiNodeGroup:
         deadline = Deadline(seconds)
         if not self._group.settle(seconds):
             return False
-        self._comm.wait(lambda: not self._silent() or deadline.is_over())
-        return not self._silent() and all(loss.replaced for loss in self._losses().values())
+        self._comm.wait(lambda: not self._comm.silent() or deadline.is_over())
+        return not self._comm.silent() and all(loss.replaced for loss in self._losses().values())
 
     def replace(self, ranks: Sequence[int]) -> None:
         """Fork new workers for dead ones of this node; other nodes have already replaced theirs."""
@@ -267,13 +253,11 @@ class MultiNodeGroup:
         """
         if not grace:
             self._comm.leave()
-            self._comm.begin(self._comm.number + 1)
-            for node in self._comm.others:
-                self._comm.send(node, ORDER, Stop(self._comm.number))
+            self._comm.order(self._comm.others, Stop)
         deadline = Deadline(0.0 if self._comm.is_lost else grace + _STOP_SECONDS)
         try:
-            self._comm.wait_outside_calls(lambda: not self._silent() or deadline.is_over())
+            self._comm.wait_outside_calls(lambda: not self._comm.silent() or deadline.is_over())
         finally:
-            self._comm.is_lost = self._comm.is_lost or bool(self._silent())
+            self._comm.is_lost = self._comm.is_lost or bool(self._comm.silent())
             self._waiting = False
             self._group.stop(grace)

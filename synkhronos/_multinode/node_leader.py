@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import signal
-import sys
 import threading
 import traceback
 from time import monotonic_ns
@@ -21,6 +19,7 @@ from synkhronos._native import native
 from synkhronos._processes import OUTSIDE, TRANSFERS, ProcessGroup, World
 from synkhronos._rank import Decoder, Encoder, Envelope, Failure, Replica, seed_rank, start_ranks, summarize
 from synkhronos._utils.interrupts import collect_garbage, let_interrupts_pass
+from synkhronos._utils.rendezvous import flush_output
 from synkhronos.errors import WorkerDied, WorkerTimeout
 
 
@@ -45,9 +44,7 @@ def lead(comm: LeaderComm, find_devices: Callable[..., list[str]]) -> NoReturn:
         traceback.print_exc()
         comm.abort_job()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # the program may have closed or replaced it
-                stream.flush()
+        flush_output()
         leave(0)
 
 
@@ -126,7 +123,7 @@ class NodeRanks:
         self._replica: Replica | None = None
         try:
             self._replica = start_ranks(
-                self._group, self._segments, None, options.profile_workers, self._begin, options.seed
+                self._group, self._segments, None, options.profile_workers, self._cache.abandon, options.seed
             )
             if options.seed is not None:
                 seed_rank(options.seed, world.first, 0)
@@ -142,10 +139,6 @@ class NodeRanks:
     def counts(self) -> list[tuple[int, int, int]]:
         """Return the counts of each rank's part of the shared heap; empty if there are no ranks."""
         return [] if self._replica is None else self._replica.regions.counts()
-
-    def _begin(self) -> None:
-        """Release what only the leader needs; called in a worker that replaces a dead one and has inherited it."""
-        self._cache.abandon()
 
     def bring(self, order: Bring) -> Answer | Lost:
         """Store a part of the data for a command."""

@@ -118,13 +118,8 @@ class Nodes:
             self.comm.begin(number)
             for node in self.comm.others:
                 self.comm.send(node, ORDER, orders[node])
-        answers = self.comm.answers
-
-        def silent() -> list[int]:
-            return [one for one in self.comm.others if one not in answers or answers[one].number != number]
-
-        self.comm.wait_outside_calls(lambda: not silent() or deadline.is_over())
-        return silent()
+        self.comm.wait_outside_calls(lambda: not self.comm.silent() or deadline.is_over())
+        return self.comm.silent()
 
     def stop(self) -> None:
         """Order all leaders to end any ranks that they have started, after the start of the session has failed."""

@@ -201,9 +201,7 @@ class Shipping:
             part = find_part(path, offset, self._content(key))
             if part is not None:
                 wanted[key] = part
-            for there, opened in zip(self._there, self._opened):
-                there.pop(key, None)
-                opened.discard(key)
+            self.forget([key])
         return wanted
 
     def found(self, node: int, wanted: dict[str, FilePart], found: Sequence[bool]) -> None:

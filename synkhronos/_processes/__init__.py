@@ -2,7 +2,9 @@
 
 from synkhronos._processes.monitor import SessionStatus
 from synkhronos._processes.process_group import (
+    Completion,
     LeaderTransport,
+    Lengths,
     ProcessGroup,
     Transfer,
     World,

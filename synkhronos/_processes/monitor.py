@@ -81,11 +81,8 @@ class SessionStatus:
     """
 
     def __init__(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-        finally:
-            os.close(fd)
+        with open(path, "rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         numbers = np.frombuffer(memory, np.int64, _HEAD)
         if numbers[0] != _MAGIC:
             raise ValueError(f"{path} is not a status file of a session")

@@ -44,6 +44,13 @@ def kind_of(device: str) -> str:
     return device.rstrip("0123456789:")
 
 
+#: A number of elements for each leader.
+Lengths = Sequence[int]
+
+#: Completes an exchange of arrays on behalf of a leader that has failed.
+Completion = Callable[[], None]
+
+
 class Transfer(Protocol):
     """A non-blocking step of an exchange between node leaders."""
 
@@ -69,11 +76,7 @@ class LeaderTransport(Protocol):
         """Return whether the controller has ordered this leader to end its ranks."""
 
     def vote(
-        self,
-        word: int | None,
-        arrays: Sequence[np.ndarray],
-        check: Callable[[list[int]], None],
-        fill_in: Callable[[], None],
+        self, word: int | None, arrays: Sequence[np.ndarray], check: Callable[[list[int]], None], fill_in: Completion
     ) -> list[tuple[int | None, list[np.ndarray]]]:
         """Exchange a number and small arrays with all leaders; return those of each leader, in node order."""
 
@@ -81,16 +84,11 @@ class LeaderTransport(Protocol):
         """Take part in the rest of an exchange that all leaders have agreed on, after this leader has failed."""
 
     def all_to_all(
-        self,
-        given: np.ndarray,
-        lengths: Sequence[int],
-        starts: Sequence[int] | None,
-        got: np.ndarray,
-        got_lengths: Sequence[int],
+        self, given: np.ndarray, lengths: Lengths, starts: Lengths | None, got: np.ndarray, got_lengths: Lengths
     ) -> Transfer:
         """Begin to send a part of an array to each leader, and to receive a part from each leader."""
 
-    def all_gather(self, array: np.ndarray, lengths: Sequence[int]) -> Transfer:
+    def all_gather(self, array: np.ndarray, lengths: Lengths) -> Transfer:
         """Begin to gather an array in place; each leader has a part of it."""
 
     def complete(self, is_done: Callable[[], bool], check: Callable[[], None]) -> None:
@@ -222,6 +220,9 @@ class ProcessGroup:
         Barrier of all ranks of this node. It raises if a rank can no longer arrive.
     deadline : Deadline
         Deadline for the answers to the last message.
+    number : int
+        Number of the last message that this process has sent or received. In a new worker, it is the number of the last
+        message before its fork.
     channel : FdChannel
         Channel that passes memory to and from the controller; only in a worker.
     ahead, is_lost, n_shipped
@@ -246,7 +247,7 @@ class ProcessGroup:
         finished.close_fd()
         self.timeline = Timeline(finished.array((2, self.n_ranks), np.int64), master_rank)
         self.barrier = Barrier(self.signals, self.timeline, self.check)
-        self._number = 0  # number of the last message
+        self.number = 0
         self._collected = 0  # number of the last message whose answers were collected
         self.stopped = False
         self.deadline = Deadline(timeout)
@@ -269,7 +270,7 @@ class ProcessGroup:
         """Fork the worker of a rank, or a new one in place of a dead one."""
         with deferred_interrupts():
             if rank in self._members:
-                self._members[rank].close_channel()
+                self._members[rank].channel.close()
             member = RankProcess(lambda channel: self._run(rank, channel), self._members.values())
             self._members[rank], self._board.pids[rank] = member, member.process.pid
 
@@ -292,18 +293,10 @@ class ProcessGroup:
         for segment in memory:
             self._give(segment)
         self._mailbox.put(message, self._give)
-        self._number = number = self.signals.sent + 1
+        self.number = number = self.signals.sent + 1
         self.barrier.restart(number)
         self.deadline.begin()
         self.signals.post(SENT, number)
-
-    @property
-    def number(self) -> int:
-        """Number of the last message that this process has sent or received.
-
-        In a new worker, it is the number of the last message before its fork.
-        """
-        return self._number
 
     @property
     def outstanding(self) -> bool:
@@ -331,10 +324,10 @@ class ProcessGroup:
         """
         timeline = self.timeline
         if timeline.on:
-            timeline.rest(self._number)
-        self.signals.wait(ANSWERED, self._number, self.check_workers)
+            timeline.rest(self.number)
+        self.signals.wait(ANSWERED, self.number, self.check_workers)
         if timeline.on:
-            timeline.resume(self._number, CONTROL)
+            timeline.resume(self.number, CONTROL)
         answers: list[bytes | None] = [None] * self.n_ranks
         for rank, member in list(self._members.items()):
             box = self._answers[rank]
@@ -343,13 +336,13 @@ class ProcessGroup:
                 member.channel.clear()  # drop segments of earlier answers that nobody has read
         if self.stopped:
             raise SessionError(CLOSED_WITHIN)
-        self._collected = self._number
+        self._collected = self.number
         return answers
 
     def unanswered(self) -> list[int]:
         """Return the workers that have not answered the last message."""
         answered = self.signals.answered
-        return [rank for rank in self.workers if answered[rank] != self._number]
+        return [rank for rank in self.workers if answered[rank] != self.number]
 
     def check_workers(self) -> None:
         """Raise if the controller must no longer wait for its workers.
@@ -408,16 +401,16 @@ class ProcessGroup:
         while set(self.unanswered()) - set(self.dead()):
             if deadline.is_over():
                 return False
-            self.signals.park(ANSWERED, self._number)
+            self.signals.park(ANSWERED, self.number)
         return True
 
     def replace(self, ranks: Sequence[int]) -> None:
         """Fork new workers for the ranks of dead ones. All other workers must be idle."""
         self.signals.reset()
         for rank in ranks:
-            self.signals.set_answered(rank, self._number)
+            self.signals.set_answered(rank, self.number)
             self._fork(rank)
-        self._collected = self._number
+        self._collected = self.number
 
     def stop(self, grace: float = 5.0) -> None:
         """Wait until the workers have ended, and kill those that still run after ``grace`` seconds.
@@ -436,7 +429,7 @@ class ProcessGroup:
                     log(logging.WARNING, "the worker of rank %d (pid %d) did not stop and is killed", rank, process.pid)
                 process.kill()
         for member in self._members.values():
-            member.close_channel()
+            member.channel.close()
         self._members.clear()
 
     # -- worker
@@ -457,12 +450,12 @@ class ProcessGroup:
 
     def receive(self) -> bytes:
         """Wait for the controller's next message, and return it."""
-        self.signals.wait(SENT, self._number + 1, self.check_master)
+        self.signals.wait(SENT, self.number + 1, self.check_master)
         if self.timeline.on:
-            self.timeline.resume(self._number, OUTSIDE)
+            self.timeline.resume(self.number, OUTSIDE)
             self.timeline.begin()
-        self._number += 1
-        self.barrier.restart(self._number)
+        self.number += 1
+        self.barrier.restart(self.number)
         return self._mailbox.get(self.channel)
 
     def answer(self, message: bytes) -> None:
@@ -470,8 +463,8 @@ class ProcessGroup:
         self._answers[self.signals.rank].put(message, self.channel.give)
         if self.timeline.on:
             self.timeline.end()
-            self.timeline.rest(self._number)
-        self.signals.post(ANSWERED, self._number)
+            self.timeline.rest(self.number)
+        self.signals.post(ANSWERED, self.number)
 
     # -- controller and worker
 

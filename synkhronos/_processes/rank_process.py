@@ -37,6 +37,7 @@ from synkhronos._memory import Descriptor, FdChannel
 from synkhronos._native import native
 from synkhronos._processes.sync import Deadline
 from synkhronos._utils.interrupts import deferred_interrupts
+from synkhronos._utils.rendezvous import flush_output
 
 
 def log(level: int, message: str, *args: object) -> None:
@@ -68,7 +69,7 @@ class Process:
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
-        _flush_output()
+        flush_output()
         self._exitcode: int | None = None
         # the child inherits the controller's signal handlers: block all signals until it has removed them
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -124,24 +125,15 @@ def _live(work: Callable[[], None], mask: Iterable[int]) -> NoReturn:
         traceback.print_exc()
     finally:
         try:
-            _flush_output()
+            flush_output()
         finally:
             os._exit(code)
 
 
 def _allow_frames() -> None:
     """Raise the recursion limit by the current depth, because the frames that called the fork stay on the stack."""
-    depth, frame = 1, sys._getframe().f_back
-    while frame is not None:
-        depth, frame = depth + 1, frame.f_back
+    depth = sum(1 for _ in traceback.walk_stack(sys._getframe()))
     sys.setrecursionlimit(sys.getrecursionlimit() + depth)
-
-
-def _flush_output() -> None:
-    """Flush stdout and stderr; ignore errors, because a program may have closed or replaced these streams."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
 
 
 def describe_exit(exitcode: int | None) -> str:
@@ -235,31 +227,12 @@ def _kill_group_at_end_of(reader: int) -> None:
 # -- signals of workers
 
 #: Signals that request something of a process; their default action ends it.
-_REQUESTS = {
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGALRM,
-    signal.SIGVTALRM,
-    signal.SIGPROF,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGPOLL,
-    signal.SIGPWR,
-    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
-}
+_REQUESTS: set[int] = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPWR}
+_REQUESTS |= {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGPOLL}  # of timers and files
+_REQUESTS |= {signal.SIGUSR1, signal.SIGUSR2, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)}
 
 #: Signals that report a fault of the process itself.
-_FAULTS = {
-    signal.SIGSEGV,
-    signal.SIGBUS,
-    signal.SIGFPE,
-    signal.SIGILL,
-    signal.SIGABRT,
-    signal.SIGSYS,
-    signal.SIGTRAP,
-}
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP}
 
 _UNCHANGEABLE = {signal.SIGKILL, signal.SIGSTOP}
 
@@ -317,11 +290,7 @@ class RankProcess:
         try:
             self.process = Process(begin)
         except BaseException:  # the fork failed
-            self.close_channel()
+            self.channel.close()
             raise
         finally:
             its_own.close()
-
-    def close_channel(self) -> None:
-        """Close the channel of a worker that has ended."""
-        self.channel.close()

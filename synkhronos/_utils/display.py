@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import itertools
 import os
 import shutil
 import sys
@@ -57,18 +58,11 @@ def html_table(lines: Iterable[Sequence[object]], title: str = "") -> str:
             f'<{tag} style="text-align: {"right" if column else "left"}">{escape(str(cell))}</{tag}>'
             for column, cell in enumerate(line)
         )
-        for tag, line in zip(_tags(), lines)
+        for tag, line in zip(itertools.chain(["th"], itertools.repeat("td")), lines)
     )
     caption = f"<caption>{escape(title)}</caption>" if title else ""
     rows = "".join(f"<tr>{row}</tr>" for row in body)
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-
-
-def _tags() -> Iterable[str]:
-    """Yield the tag for the cells of each line: the first line is the head."""
-    yield "th"
-    while True:
-        yield "td"
 
 
 def public_names(one: object, *internal: str) -> list[str]:

@@ -18,6 +18,7 @@ import functools
 import gc
 import sys
 import threading
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -122,10 +123,8 @@ def interrupt_behind(error: BaseException) -> BaseException | None:
         trace = found.__traceback__
         if trace is not None and trace.tb_frame in callers:
             return None
-        while trace is not None:
-            if trace.tb_frame.f_code in codes:
-                return found
-            trace = trace.tb_next
+        if any(frame.f_code in codes for frame, _ in traceback.walk_tb(trace)):
+            return found
         if isinstance(found, KeyboardInterrupt):  # Python's own handler is in C, so it has no frame in the traceback
             return found
         found = found.__context__
@@ -134,12 +133,8 @@ def interrupt_behind(error: BaseException) -> BaseException | None:
 
 def _callers_of(error: BaseException) -> list[Any]:
     """Return the callers of the frame that has caught an exception."""
-    callers: list[Any] = []
-    frame = error.__traceback__.tb_frame.f_back if error.__traceback__ is not None else None
-    while frame is not None:
-        callers.append(frame)
-        frame = frame.f_back
-    return callers
+    trace = error.__traceback__
+    return [] if trace is None else [frame for frame, _ in traceback.walk_stack(trace.tb_frame)][1:]
 
 
 def let_interrupts_pass(error: BaseException) -> None:

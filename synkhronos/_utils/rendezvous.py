@@ -28,7 +28,7 @@ import stat
 import sys
 import time
 from collections.abc import Mapping, MutableMapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from synkhronos.errors import NodeLost
 
@@ -106,24 +106,11 @@ class Report(NamedTuple):
         return None
 
 
-class Channel(Protocol):
-    """Channel through which the processes of a job exchange reports."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the channel can send and read reports."""
-
-    def report(self, rank: int, word: str) -> None:
-        """Publish a word as the report of process ``rank``."""
-
-    def look(self, rank: int) -> str:
-        """Return the last word that process ``rank`` has published; empty if there is none."""
-
-
 class _Lines:
-    """Requests and answers of one line each, on a socket.
+    """Channel of requests and answers of one line each, on a socket.
 
-    Other code uses the socket, too, so its flags are not changed.
+    Other code uses the socket, too, so its flags are not changed. Subclasses have two methods: ``report(rank, word)``
+    publishes a word as the report of a process, and ``look(rank)`` returns the last one; empty if there is none.
 
     Parameters
     ----------
@@ -132,17 +119,18 @@ class _Lines:
     """
 
     def __init__(self, fd: int) -> None:
-        self._fd, self._identity = fd, _identity(fd)
+        self.fd, self._identity = fd, _identity(fd)
 
     @property
     def is_open(self) -> bool:
-        return self._identity is not None and _identity(self._fd) == self._identity
+        """Whether the channel can send lines."""
+        return self._identity is not None and _identity(self.fd) == self._identity
 
     def send(self, line: str) -> None:
         """Send a line."""
         if self.is_open:
             with contextlib.suppress(OSError):
-                os.write(self._fd, f"{line}\n".encode())
+                os.write(self.fd, f"{line}\n".encode())
 
     def ask(self, line: str) -> str:
         """Send a line, and return the answer; empty if there is none in time."""
@@ -157,12 +145,12 @@ class _Lines:
         import select
 
         ready, answer, end = select.poll(), b"", time.monotonic() + _ANSWER_SECONDS
-        ready.register(self._fd, select.POLLIN)
+        ready.register(self.fd, select.POLLIN)
         while self.is_open and not answer.endswith(b"\n"):
             part = b""
             if ready.poll(1000 * max(0.0, end - time.monotonic())):
                 with contextlib.suppress(OSError):
-                    part = os.read(self._fd, 4096)
+                    part = os.read(self.fd, 4096)
             if not part:
                 self._identity = None
                 return ""
@@ -172,15 +160,15 @@ class _Lines:
     def close(self) -> None:
         """Close the descriptor if it still belongs to the same socket."""
         if self.is_open:
-            os.close(self._fd)
+            os.close(self.fd)
         self._identity = None
 
 
-class _Launcher:
+class _Launcher(_Lines):
     """Channel through the name service of Hydra, the launcher of MPICH and Intel MPI.
 
-    After a process has sent anything, it must call `leave` or ``MPI_Finalize``. Otherwise Hydra ends the other
-    processes when this one ends.
+    After a process has sent anything, it must send ``finalize`` or call ``MPI_Finalize``. Otherwise Hydra ends the
+    other processes when this one ends.
 
     Attributes
     ----------
@@ -191,65 +179,44 @@ class _Launcher:
     """
 
     def __init__(self, fd: int) -> None:
-        self.fd, self._lines = fd, _Lines(fd)
+        super().__init__(fd)
         self.is_parent = _peer(fd) == os.getppid()
 
-    @property
-    def is_open(self) -> bool:
-        return self._lines.is_open
-
     def report(self, rank: int, word: str) -> None:
-        self._ask(f"publish_name service={self._name(rank)} port={word}")
+        self.command(f"publish_name service={self._name(rank)} port={word}")
 
     def look(self, rank: int) -> str:
-        return self._ask(f"lookup_name service={self._name(rank)}").get("port", "")
-
-    def leave(self) -> None:
-        """Sign off, so that this process may end while others continue."""
-        self._ask("finalize")
-
-    def abort(self) -> None:
-        """End all processes of the job."""
-        self._lines.send("cmd=abort exitcode=1")
+        return self.command(f"lookup_name service={self._name(rank)}").get("port", "")
 
     def _name(self, rank: int) -> str:
         """Return the name under which a process publishes its report."""
         if not hasattr(self, "_job"):  # name of the job, because other jobs may use the same service
-            self._job = self._ask("get_my_kvsname").get("kvsname", "")
+            self._job = self.command("get_my_kvsname").get("kvsname", "")
         return f"synkhronos-{self._job}-{rank}"
 
-    def _ask(self, command: str) -> dict[str, str]:
+    def command(self, command: str) -> dict[str, str]:
         """Send a PMI command, and return the fields of the answer."""
-        answer = self._lines.ask(f"cmd={command}")
-        return dict(word.split("=", 1) for word in answer.split() if "=" in word)
+        return dict(word.split("=", 1) for word in self.ask(f"cmd={command}").split() if "=" in word)
 
 
-class _Supervisor:
+class _Supervisor(_Lines):
     """Channel to ``python -m synkhronos run --hosts``, over a connection that was opened before the program started."""
 
     def __init__(self, fd: int) -> None:
-        self._fd, self._lines = fd, _Lines(fd)
+        super().__init__(fd)
         os.set_inheritable(fd, False)
-        os.register_at_fork(after_in_child=self._lines.close)
-
-    @property
-    def is_open(self) -> bool:
-        return self._lines.is_open
+        os.register_at_fork(after_in_child=self.close)
 
     def report(self, rank: int, word: str) -> None:
-        self._lines.send(f"report {word}")
+        self.send(f"report {word}")
 
     def look(self, rank: int) -> str:
-        return self._lines.ask(f"look {rank}")
-
-    def farewell(self) -> None:
-        """Report that the job ends without an error."""
-        self._lines.send("farewell")
+        return self.ask(f"look {rank}")
 
     def pass_on(self) -> str:
         """Keep the connection open when this process executes another program; return `SUPERVISOR` for that program."""
-        os.set_inheritable(self._fd, True)
-        return f"{self._fd}:{_identity(self._fd)}:{os.getpid()}"
+        os.set_inheritable(self.fd, True)
+        return f"{self.fd}:{_identity(self.fd)}:{os.getpid()}"
 
 
 class Rendezvous:
@@ -322,7 +289,7 @@ class Rendezvous:
     def farewell(self) -> None:
         """Report that the job ends without an error."""
         if self._supervisor is not None:
-            self._supervisor.farewell()
+            self._supervisor.send("farewell")
 
     def pass_on(self, environment: MutableMapping[str, str]) -> None:
         """Pass the connection to the supervisor on to the program that this process executes next."""
@@ -336,7 +303,7 @@ class Rendezvous:
         """
         drain_output()
         if self._launcher is not None:
-            self._launcher.abort()
+            self._launcher.send("cmd=abort exitcode=1")
 
     def descriptors(self) -> list[int]:
         """Return the descriptors that `abort` needs."""
@@ -346,15 +313,13 @@ class Rendezvous:
         """Return the name of a process's node, with its host if that is known."""
         return f"node {rank} ({self._seen[rank].host})" if rank in self._seen else f"node {rank} of {self.size}"
 
-    def _channels(self) -> list[Channel]:
-        return [one for one in (self._supervisor, self._launcher) if one is not None and one.is_open]
+    def _channels(self) -> list[_Supervisor | _Launcher]:
+        channels: tuple[_Supervisor | _Launcher | None, ...] = (self._supervisor, self._launcher)
+        return [one for one in channels if one is not None and one.is_open]
 
     def _is_there(self, rank: int) -> bool:
         """Return whether another process has called `fork`."""
         return self._look(rank) in (WAITS, JOINED)
-
-    def _has_ended(self, rank: int) -> bool:
-        return self._look(rank) is ENDED
 
     def _look(self, rank: int) -> State | None:
         """Return the state of another process; ``None`` if it is unknown."""
@@ -380,7 +345,7 @@ class Rendezvous:
         if not self.rank:
             raise _StartLost(message, rank)
         if not any(self._is_there(other) for other in range(self.rank)):
-            _flush()  # so that buffered output precedes the message
+            flush_output()  # so that buffered output precedes the message
             os.write(2, f"synkhronos.fork: {message}\n".encode())
             self.abort()
             os._exit(1)
@@ -389,7 +354,7 @@ class Rendezvous:
         """Report at exit that this process ends without a session; end the job if others still wait for it."""
         if os.getpid() != self._pid or self._state is JOINED:
             return
-        _flush()
+        flush_output()
         mpi = _mpi_state()
         may_be_followed = self._state is STARTED and self._launcher is not None and not self._launcher.is_parent
         if mpi == "unknown" or may_be_followed:
@@ -398,13 +363,13 @@ class Rendezvous:
         error = getattr(sys, "last_value", None)
         self._report(ENDED, "" if error is None else " ".join(f"{type(error).__name__}: {error}".split()))
         others = [rank for rank in range(self.size) if rank != self.rank]
-        if has_failed and not all(self._has_ended(rank) for rank in others):
+        if has_failed and not all(self._look(rank) is ENDED for rank in others):
             if mpi == "initialized":
                 drain_output()
                 sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(1)
             self.abort()
         elif self._launcher is not None and not mpi:
-            self._launcher.leave()
+            self._launcher.command("finalize")  # so that this process may end while others continue
 
 
 def count_launched(environment: Mapping[str, str]) -> int:
@@ -440,9 +405,10 @@ def _mpi_state() -> str:
     return "unknown"
 
 
-def _flush() -> None:
+def flush_output() -> None:
+    """Flush stdout and stderr; ignore errors, because a program may have closed or replaced these streams."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # a program may have closed or replaced it
+        with contextlib.suppress(Exception):
             stream.flush()
 
 
@@ -451,7 +417,7 @@ def drain_output() -> None:
 
     The launcher drops unread output when the job is aborted.
     """
-    _flush()
+    flush_output()
     end = time.monotonic() + _DRAIN_SECONDS
     for fd in (1, 2):
         with contextlib.suppress(OSError):  # closed

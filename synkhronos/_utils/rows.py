@@ -239,10 +239,8 @@ def select_per_rank(batch_s: Any, lengths: Sequence[int]) -> list[Selection]:
     TypeError, ValueError, IndexError
         As for `select`. Also, `ValueError` if the list does not have one selection for each rank.
     """
-    n_ranks = len(lengths)
-    if isinstance(batch_s, (list, tuple)) and any(
-        isinstance(item, (slice, list, tuple, np.ndarray)) for item in batch_s
-    ):
+    n_ranks, kinds = len(lengths), (slice, list, tuple, np.ndarray)
+    if isinstance(batch_s, (list, tuple)) and any(isinstance(item, kinds) for item in batch_s):
         if len(batch_s) != n_ranks:
             raise ValueError(
                 f"batch_s is a list of {len(batch_s)} selections; expected one for each of the {n_ranks} ranks"
