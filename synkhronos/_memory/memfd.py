@@ -37,42 +37,32 @@ if hasattr(_libc, "memfd_create"):  # `os.memfd_create` is not in every build of
     _libc.memfd_create.argtypes = (ctypes.c_char_p, ctypes.c_uint)
 
 
-def anonymous_file(size: int) -> Descriptor:
-    """Create an anonymous file in memory, of mode 0600 and ``size`` bytes, and reserve its pages.
+def anonymous_file(size: int, reserved: bool = True) -> Descriptor:
+    """Create an anonymous file in memory, of mode 0600 and ``size`` bytes, all of them zero.
 
-    All bytes are zero.
+    Parameters
+    ----------
+    size : int
+    reserved : bool
+        Whether to reserve its pages. If false, call `reserve` before using a part of it.
 
     Raises
     ------
     MemoryError
         If too little memory is free, or a limit of this process forbids the file.
     """
-    check_room(size)
+    if reserved:
+        check_room(size)
     with deferred_interrupts():
         file = Descriptor(new_descriptor())
     try:
-        reserve(file.fileno(), 0, size, size)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def sparse_file(size: int) -> Descriptor:
-    """Create an anonymous file of ``size`` bytes without pages; call `reserve` before using a part of it.
-
-    Raises
-    ------
-    MemoryError
-        If a limit of this process forbids files of this size.
-    """
-    with deferred_interrupts():
-        file = Descriptor(new_descriptor())
-    try:
-        os.ftruncate(file.fileno(), size)
+        if reserved:
+            reserve(file.fileno(), 0, size, size)
+        else:
+            os.ftruncate(file.fileno(), size)
     except BaseException as error:
         file.close()
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not reserved:
             raise _refusal(error, size, "") from None
         raise
     return file
@@ -135,7 +125,8 @@ def _descriptor() -> int:
         if number not in _REFUSED:
             raise MemoryError(f"cannot create shared memory: {os.strerror(number)}")
     try:
-        memory = posix_ipc.SharedMemory(_private_name(), posix_ipc.O_CREX, mode=0o600, size=0)
+        name = f"/synkhronos-{os.getpid()}-{secrets.token_hex(16)}"  # unguessable; `remove_stale` recognizes it
+        memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=0)
         memory.unlink()
     except (OSError, posix_ipc.Error) as error:
         raise MemoryError(f"cannot create shared memory in {_FOLDER}: {error}") from error
@@ -173,11 +164,6 @@ def _refusal(error: OSError, size: int, where: str) -> MemoryError:
         f"cannot allocate {size:,} bytes of shared memory{where}. Free some Data (Data.free_memory), or share the data "
         "as a numpy.memmap of a file."
     )
-
-
-def _private_name() -> str:
-    """Return an unguessable name for a POSIX shared memory object, of the form that `remove_stale` recognizes."""
-    return f"/synkhronos-{os.getpid()}-{secrets.token_hex(16)}"
 
 
 def remove_stale(folder: str = _FOLDER) -> int:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synkhronos._memory.descriptors import Descriptor
-from synkhronos._memory.memfd import anonymous_file, check_room, reserve, sparse_file
+from synkhronos._memory.memfd import anonymous_file, check_room, reserve
 from synkhronos._utils.interrupts import FinalizerQueue, let_interrupts_pass
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -169,7 +169,7 @@ class Segment:
         size = max(int(size), mmap.PAGESIZE)
         if size > _MOST_BYTES:
             raise MemoryError(f"cannot allocate {size:,} bytes: more than the address space has")
-        file = anonymous_file(size) if reserved else sparse_file(size)
+        file = anonymous_file(size, reserved)
         try:
             return cls(SegmentRef(key or new_key(), size), map_shared(file.fileno(), size), file)
         except BaseException:
