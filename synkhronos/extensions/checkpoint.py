@@ -88,10 +88,8 @@ def save(path: Path, shared_vars: Any) -> None:
         if isinstance(error, OSError):
             raise OSError(error.errno or errno.EIO, error.strerror or str(error), target) from None
         raise
-    with (
-        deferred_interrupts(),
-        contextlib.suppress(OSError),
-    ):  # the file is complete, even if its folder cannot be flushed
+    # the file is complete, even if its folder cannot be flushed
+    with deferred_interrupts(), contextlib.suppress(OSError):
         folder = os.open(os.path.dirname(os.path.abspath(target)), os.O_RDONLY)
         try:
             os.fsync(folder)

@@ -60,17 +60,10 @@ def adagrad(loss_or_grads: Any, params: Any, learning_rate: Any = 1.0, epsilon: 
     rate, eps = flat.numbers(learning_rate, epsilon)
     squares = flat.zeros("squares")
     new = squares + flat.vector**2
-    steps = flat.descend(rate * flat.vector / T.sqrt(new + eps))
-    return flat.updates, OrderedDict([(squares, new), *steps.items()]), flat.vector
+    return flat.divided([(squares, new)], rate * flat.vector / T.sqrt(new + eps))
 
 
-def rmsprop(
-    loss_or_grads: Any,
-    params: Any,
-    learning_rate: Any = 1.0,
-    rho: Any = 0.9,
-    epsilon: Any = 1e-6,
-) -> Divided:
+def rmsprop(loss_or_grads: Any, params: Any, learning_rate: Any = 1.0, rho: Any = 0.9, epsilon: Any = 1e-6) -> Divided:
     """Return the updates of RMSProp: divide steps by a moving root mean square of the gradients.
 
     ``a := rho * a + (1 - rho) * g**2``, ``p := p - learning_rate * g / sqrt(a + epsilon)``
@@ -120,16 +113,11 @@ def rmsprop(
     rate, keep, add, eps = flat.numbers(learning_rate, rho, 1 - rho, epsilon)
     squares = flat.zeros("squares")
     new = keep * squares + add * flat.vector**2
-    steps = flat.descend(rate * flat.vector / T.sqrt(new + eps))
-    return flat.updates, OrderedDict([(squares, new), *steps.items()]), flat.vector
+    return flat.divided([(squares, new)], rate * flat.vector / T.sqrt(new + eps))
 
 
 def adadelta(
-    loss_or_grads: Any,
-    params: Any,
-    learning_rate: Any = 1.0,
-    rho: Any = 0.95,
-    epsilon: Any = 1e-6,
+    loss_or_grads: Any, params: Any, learning_rate: Any = 1.0, rho: Any = 0.95, epsilon: Any = 1e-6
 ) -> Divided:
     """Return the updates of Adadelta: scale steps by the ratio of moving root mean squares of steps and gradients.
 
@@ -183,9 +171,7 @@ def adadelta(
     squares, step_squares = flat.zeros("squares"), flat.zeros("step_squares")
     new = keep * squares + add * flat.vector**2
     step = flat.vector * T.sqrt(step_squares + eps) / T.sqrt(new + eps)
-    updates = OrderedDict([(squares, new), (step_squares, keep * step_squares + add * step**2)])
-    updates.update(flat.descend(rate * step))
-    return flat.updates, updates, flat.vector
+    return flat.divided([(squares, new), (step_squares, keep * step_squares + add * step**2)], rate * step)
 
 
 def adam(
@@ -252,8 +238,7 @@ def adam(
     second = flat.zeros("second_moment")
     updates[second] = v = keep * second + add * flat.vector**2
     scale = rate * T.sqrt(1 - keep**t) / (1 - number(beta1, flat.dtype) ** t)
-    updates.update(flat.descend(scale * m / (T.sqrt(v) + eps)))
-    return flat.updates, updates, flat.vector
+    return flat.divided(updates, scale * m / (T.sqrt(v) + eps))
 
 
 def adamax(
@@ -318,8 +303,7 @@ def adamax(
     updates, t, m = _first_moment(flat, beta1)
     norm = flat.zeros("infinity_norm")
     updates[norm] = u = T.maximum(keep * norm, abs(flat.vector))
-    updates.update(flat.descend(rate / (1 - number(beta1, flat.dtype) ** t) * m / (u + eps)))
-    return flat.updates, updates, flat.vector
+    return flat.divided(updates, rate / (1 - number(beta1, flat.dtype) ** t) * m / (u + eps))
 
 
 def _first_moment(flat: FlatGradient, beta1: Any) -> tuple[Updates, Any, Any]:

@@ -163,7 +163,7 @@ def momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any 
     rate, keep = flat.numbers(learning_rate, momentum)
     velocity = flat.zeros("velocity")
     new = keep * velocity - rate * flat.vector
-    return flat.updates, OrderedDict([(velocity, new), *flat.descend(-new).items()]), flat.vector
+    return flat.divided([(velocity, new)], -new)
 
 
 def nesterov_momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any = 0.9) -> Divided:

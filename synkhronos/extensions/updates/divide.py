@@ -95,11 +95,8 @@ def divide(rule: Union[str, Callable[..., Any]], loss: Any, params: Any, *args: 
 def _is_divided(result: Any) -> bool:
     if not isinstance(result, (tuple, list)) or len(result) != 3:
         return False
-    return not all(isinstance(item, (tuple, list)) and _is_pair(item) for item in result)
-
-
-def _is_pair(item: Sequence[Any]) -> bool:
-    return len(item) == 2 and isinstance(item[0], SharedVariable)
+    pairs = [item for item in result if isinstance(item, (tuple, list)) and len(item) == 2]
+    return len(pairs) < 3 or not all(isinstance(var, SharedVariable) for var, _ in pairs)
 
 
 def _uses_value(expressions: Sequence[Any], loss: Any) -> bool:
@@ -113,12 +110,9 @@ def _uses_value(expressions: Sequence[Any], loss: Any) -> bool:
         if node is None or node in seen:
             continue
         seen.add(node)
-        inputs = list(node.inputs)
-        if isinstance(node.op, (ops.Shape, ops.Shape_i)):
-            inputs = []
-        elif isinstance(getattr(node.op, "scalar_op", None), scalar.Second):
-            inputs = inputs[1:]
-        waiting.extend(inputs)
+        if not isinstance(node.op, (ops.Shape, ops.Shape_i)):
+            uses_shape = isinstance(getattr(node.op, "scalar_op", None), scalar.Second)  # of its first input
+            waiting += node.inputs[1:] if uses_shape else node.inputs
     return False
 
 

@@ -133,7 +133,8 @@ class FlatGradient:
             yield reshaped_like(vector[start:stop], shape, param)
             start = stop
 
-    def descend(self, step: Any) -> "OrderedDict[Any, Any]":
-        """Return the updates that subtract a vector of the gradient's length from the parameters."""
-        pieces = self.pieces(step)
-        return OrderedDict((param, param - piece) for param, piece in zip(self.params, pieces))
+    def divided(self, state: Any, step: Any) -> Divided:
+        """Return a rule's result: updates of its state, and a vector of steps to subtract from the parameters."""
+        updates = OrderedDict(state)
+        updates.update((param, param - piece) for param, piece in zip(self.params, self.pieces(step)))
+        return self.updates, updates, self.vector
