@@ -14,8 +14,9 @@ static const char *const operations[N_OPERATIONS] = {"sum", "prod", "max", "min"
 static enum type type_of_dtype(PyArray_Descr *dtype)
 {
     static const int numbers[N_TYPES] = {
-        NPY_BOOL, NPY_INT8, NPY_UINT8, NPY_INT16, NPY_UINT16, NPY_INT32, NPY_UINT32,
-        NPY_INT64, NPY_UINT64, NPY_FLOAT16, NPY_FLOAT32, NPY_FLOAT64, NPY_COMPLEX64, NPY_COMPLEX128,
+        [BOOL] = NPY_BOOL, [I8] = NPY_INT8, [U8] = NPY_UINT8, [I16] = NPY_INT16, [U16] = NPY_UINT16,
+        [I32] = NPY_INT32, [U32] = NPY_UINT32, [I64] = NPY_INT64, [U64] = NPY_UINT64, [F16] = NPY_FLOAT16,
+        [F32] = NPY_FLOAT32, [F64] = NPY_FLOAT64, [C64] = NPY_COMPLEX64, [C128] = NPY_COMPLEX128,
     };
     int number = PyArray_ISNBO(dtype->byteorder) ? dtype->type_num : NPY_NOTYPE, type = 0;
     if (number == NPY_LONGLONG || number == NPY_ULONGLONG) /* of 64 bits, as NPY_LONG */
