@@ -6,11 +6,12 @@ import enum
 import logging
 import os
 import threading
-from typing import Any, Callable, Union
+from collections.abc import Sequence
+from typing import Any, Callable, Protocol
 
-from synkhronos._multinode import MultiNodeGroup
+from synkhronos._memory import Segment
 from synkhronos._native import native
-from synkhronos._processes import ProcessGroup, log
+from synkhronos._processes import Timeline, log
 from synkhronos._rank import MOST_CACHED_BYTES, Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
 from synkhronos._session.diagnostics import BROKEN, LOST, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
@@ -48,8 +49,49 @@ class State(enum.Enum):
     CLOSED = enum.auto()
 
 
-#: The group of all ranks, on one node or on several.
-RankGroup = Union[ProcessGroup, MultiNodeGroup]
+class RankSignals(Protocol):
+    """Flag that is set when a rank has failed in the current command."""
+
+    @property
+    def aborted(self) -> bool: ...
+    def abort(self) -> None: ...
+    def reset(self) -> None: ...
+
+
+class RankGroup(Protocol):
+    """Interface of the group of all ranks: `ProcessGroup` on one node, `MultiNodeGroup` on several.
+
+    Attributes
+    ----------
+    ahead : list of int
+        How far each rank's clock was ahead of the controller's at the start of the session, in nanoseconds.
+    is_lost : bool
+        Whether a node does not reply, so that this program cannot start another session.
+    n_shipped : int
+        Bytes of the controller's memory that have been sent to other nodes.
+    """
+
+    n_ranks: int
+    master_rank: int
+    devices: list[str]
+    ahead: list[int]
+    timeline: Timeline
+
+    @property
+    def signals(self) -> RankSignals: ...
+    @property
+    def is_lost(self) -> bool: ...
+    @property
+    def n_shipped(self) -> int: ...
+    @property
+    def outstanding(self) -> bool: ...
+    def send(self, message: bytes, memory: Sequence[Segment] = ()) -> None: ...
+    def collect(self) -> list[bytes | None]: ...
+    def settle(self, seconds: float | None = None) -> bool: ...
+    def dead(self) -> list[int]: ...
+    def replace(self, ranks: Sequence[int]) -> None: ...
+    def report(self) -> tuple[list[int], list[tuple[int, int, int]]]: ...
+    def stop(self, grace: float = 5.0) -> None: ...
 
 
 class Dispatcher:
