@@ -76,8 +76,8 @@ def way_of(
     name = repr((op, dtype, returned, weights))
     if not any(weights):
         weights = (1,) * len(weights)
-    whole = (OPS[op].weighted and dtype.kind in "iub") or dtype == np.float16
-    if whole or max(sizes) == 1:
+    is_unsplit = (OPS[op].weighted and dtype.kind in "iub") or dtype == np.float16
+    if is_unsplit or max(sizes) == 1:
         return [Algorithm(None, reduction_of(op, dtype, returned, weights), dtype, sizes, returned, name)] * len(sizes)
     if not math.isfinite(sum(weights)):
         weights = tuple(native.normalized(weights))

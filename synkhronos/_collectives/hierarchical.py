@@ -262,12 +262,12 @@ class HierarchicalTransport(SharedMemoryTransport):
         array, out, how = piece[0]
         lend = functools.partial(self._lend, turn)
         if isinstance(how, list):
-            whole = out
-            if whole is None:
-                whole = np.empty(sum(how), array.dtype)
-                self._left.append(whole)
+            full = out
+            if full is None:
+                full = np.empty(sum(how), array.dtype)
+                self._left.append(full)
             first = sum(how[: self._world.first])
-            return whole[first : first + sum(self._local(how))], whole
+            return full[first : first + sum(self._local(how))], full
         if len(piece) > 1:
             result = lend("result", length_of(piece), how.returned)
             return result if how.within is not None else lend("rows", length_of(piece), how.dtype), result

@@ -89,19 +89,19 @@ def _reducing(
     native.widen(sent, result, is_brain)
 
 
-def _gathering(comm: LeaderTransport, whole: np.ndarray, sizes: Sequence[int]) -> Iterator[Transfer | None]:
+def _gathering(comm: LeaderTransport, full: np.ndarray, sizes: Sequence[int]) -> Iterator[Transfer | None]:
     """Gather a piece in steps, as `_reducing` does; the first step has no transfer.
 
     Parameters
     ----------
     comm : LeaderTransport
-    whole : array
+    full : array
         Destination of the result. It already contains this leader's part in its place.
     sizes : sequence of int
         Number of elements of each node.
     """
     yield None
-    yield comm.all_gather(whole, sizes)
+    yield comm.all_gather(full, sizes)
 
 
 class Plan(NamedTuple):

@@ -210,12 +210,12 @@ class Accumulator:
 
     def _add_to_sums(self, value: np.ndarray, count: int) -> None:
         """Add a weighted value to the sums of a running mean; see `native.add_to_sums`."""
-        whole = value.dtype.kind in "iub"
+        is_integer = value.dtype.kind in "iub"
         if self._sums is None:
             wider = _accumulated(value.dtype)
-            self._sums = np.zeros((value.size, 2), np.int64) if whole else np.full(value.size, -0.0, wider)
+            self._sums = np.zeros((value.size, 2), np.int64) if is_integer else np.full(value.size, -0.0, wider)
         share = count / self._total if self._total else 1.0
-        native.add_to_sums(self._sums, value, (count if self._total else 1) if whole else share)
+        native.add_to_sums(self._sums, value, (count if self._total else 1) if is_integer else share)
 
     def result(self) -> np.ndarray:
         """Return the reduction; a weighted op weights each value by its number of data points."""
