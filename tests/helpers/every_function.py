@@ -1,6 +1,7 @@
 """Functions and variables of every kind, and a check of all of them on all ranks."""
 
 import numpy as np
+import pytest
 from backend import MRG_RandomStreams, RandomStreams, T, theano
 from fault_ops import NOTHING, Fault
 
@@ -30,6 +31,13 @@ def build():
     synk.distribute()
     synk.broadcast([built["fault"], built["w"]], [NOTHING, np.zeros(3)])
     return built["f"], built["fault"]
+
+
+def restarted(call, *arguments):
+    """The error of a call that has a worker replaced."""
+    with pytest.raises(synk.WorkerRestarted) as caught:
+        call(*arguments)
+    return caught.value
 
 
 def check_everything(n_ranks):

@@ -95,15 +95,16 @@ def kill(*pids):
     wait_for_end(pids)
 
 
+def shared_sizes(pid):
+    """The bytes of each segment that a process has mapped."""
+    with open(f"/proc/{pid}/maps") as maps:
+        ranges = [line.split()[0].split("-") for line in maps if "/memfd:synkhronos" in line]
+    return [int(end, 16) - int(start, 16) for start, end in ranges]
+
+
 def shared_bytes(pid):
     """Bytes of the segments that a process has mapped."""
-    total = 0
-    with open(f"/proc/{pid}/maps") as maps:
-        for line in maps:
-            if "/memfd:synkhronos" in line:
-                start, end = line.split()[0].split("-")
-                total += int(end, 16) - int(start, 16)
-    return total
+    return sum(shared_sizes(pid))
 
 
 def later(seconds, action, *arguments):

@@ -9,8 +9,8 @@ import pytensor.link.c.cvm  # before a test sets cxx="", which would leave the p
 import pytensor.raise_op
 import pytensor.sparse
 import pytensor.tensor as pt
-from pytensor.compile.debug.monitormode import MonitorMode
-from pytensor.compile.debug.nanguardmode import NanGuardMode
+from pytensor.compile.debug.monitormode import MonitorMode  # noqa: F401
+from pytensor.compile.debug.nanguardmode import NanGuardMode  # noqa: F401
 from pytensor.conditional.op import ifelse
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import graph_inputs
@@ -18,20 +18,6 @@ from pytensor.scan import views
 from pytensor.scan.basic import scan
 from pytensor.scan.utils import until
 from pytensor.tensor.random.utils import RandomStream
-
-__all__ = [
-    "MRG_RandomStreams",
-    "MonitorMode",
-    "NanGuardMode",
-    "RandomStreams",
-    "T",
-    "ifelse",
-    "lasagne",
-    "pool_2d",
-    "pool_3d",
-    "theano",
-    "uniform",
-]
 
 
 class Names:

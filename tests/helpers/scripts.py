@@ -125,10 +125,10 @@ print(*worker_pids(), flush=True)
 """
 
 
-def read_pids(process):
-    """The process ids of workers that `SESSION` prints."""
+def read_pids(process, n=2):
+    """The process ids, of workers for example, that a program prints, as `SESSION` does."""
     pids = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(pids) == 2, process.communicate()
+    assert len(pids) == n, process.communicate()
     return pids
 
 

@@ -31,6 +31,9 @@ if on_theano:  # which looks for some functions where an earlier SciPy had them
 #: Operations that are compiled, rather than performed in Python.
 COMPILED = (ops.Scan, ops.IfElse, *ops.EXPRESSED) if on_theano else (ops.Scan, ops.IfElse, ops.OpFromGraph)
 
+#: What an engine raises for a program that makes no sense.
+SENSELESS = (ValueError, IndexError, AssertionError, TypeError, NotImplementedError, ArithmeticError)
+
 _REDUCTIONS = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
 
 
