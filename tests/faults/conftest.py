@@ -4,11 +4,20 @@ import every_function
 import faulty_function
 import pytest
 
+import synkhronos as synk
+
 
 @pytest.fixture
 def three(synchronize):
     """A session of three ranks, the function, and its variables."""
     synchronize(3)
+    return faulty_function.build()
+
+
+@pytest.fixture
+def fresh(no_session):
+    """The same, in a session that the test may break."""
+    synk.fork(3)
     return faulty_function.build()
 
 

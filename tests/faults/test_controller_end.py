@@ -35,8 +35,7 @@ def test_the_master_ends_while_workers_compute(ending, thread):
     before = shared_memory_names()
     call = "t = threading.Thread(target=main, daemon=True); t.start(); t.join()" if thread else "main()"
     process = start_script(HOGGING.format(before=ENDINGS_IN_A_CALL[ending]) + call)
-    pids = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(pids) == 2, process.communicate()
+    pids = read_pids(process)
     try:
         process.communicate(timeout=20)
         wait_for_end(pids)
@@ -96,9 +95,9 @@ ENDINGS = {
     "exception": ("raise KeyError('the end')", 1),
     "sys.exit": ("sys.exit(3)", 3),
     "os._exit": ("os._exit(4)", 4),
-    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", -signal.SIGTERM),
-    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL); time.sleep(30)", -signal.SIGKILL),
-    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV); time.sleep(30)", -signal.SIGSEGV),
+    "SIGTERM": ("signal.raise_signal(signal.SIGTERM)", -signal.SIGTERM),
+    "SIGKILL": ("signal.raise_signal(signal.SIGKILL)", -signal.SIGKILL),
+    "SIGSEGV": ("signal.raise_signal(signal.SIGSEGV)", -signal.SIGSEGV),
 }
 
 
