@@ -102,6 +102,16 @@ def shared_sizes(pid):
     return [int(end, 16) - int(start, 16) for start, end in ranges]
 
 
+def shared_links(pid, kind="fd"):
+    """The links in /proc to segments that a process has open, or mapped (``map_files``, for the superuser)."""
+    links = []
+    for name in os.listdir(f"/proc/{pid}/{kind}"):
+        with contextlib.suppress(FileNotFoundError):  # it has been closed meanwhile
+            if os.readlink(f"/proc/{pid}/{kind}/{name}").startswith("/memfd:synkhronos"):
+                links.append(f"/proc/{pid}/{kind}/{name}")
+    return links
+
+
 def shared_bytes(pid):
     """Bytes of the segments that a process has mapped."""
     return sum(shared_sizes(pid))
