@@ -4,6 +4,7 @@ import copy
 import pickle
 
 import pytest
+from test_shipping import call as call_on_shares
 
 from synkhronos._memory.channels import FdChannel, Mailbox
 from synkhronos._memory.segments import ArrayRef, SegmentRef
@@ -13,20 +14,9 @@ from synkhronos._utils.rows import Rows
 
 
 def call(stop=4, all_compute=False):
-    return Call(
-        function=3,
-        inputs=(Source(ArrayRef("a", 64, (8, 2), "<f4"), Rows(0, stop)), Source(ArrayRef("b", 0, (), "<i8"), None)),
-        n_scattered=1,
-        shares=(Rows(0, 2), Rows(2, stop)),
-        rows=(),
-        counts=(2, stop - 2),
-        all_compute=all_compute,
-        num_slices=1,
-        output_modes=("avg", None),
-        output_subset=None,
-        updated=(),
-        update_modes=(),
-    )
+    inputs = Source(ArrayRef("a", 64, (8, 2), "<f4"), Rows(0, stop)), Source(ArrayRef("b", 0, (), "<i8"), None)
+    options = {"function": 3, "all_compute": all_compute, "output_modes": ("avg", None)}
+    return call_on_shares(inputs[0], (Rows(0, 2), Rows(2, stop)), inputs=inputs, **options)
 
 
 def envelope(command):
