@@ -3,16 +3,14 @@
 import functools
 import os
 import random
-import signal
-import threading
 import time
 
 import numpy as np
 import pytest
 from backend import T, ifelse, theano
 from deadline import scaled
+from every_function import is_killed, restarted
 from fault_ops import KILL, LONG_SLEEP, NOTHING, RAISE, Fault
-from process_state import worker_pids
 
 import synkhronos as synk
 
@@ -129,23 +127,19 @@ def test_a_worker_is_killed_at_a_random_instant(no_session, n):
         synk.broadcast(large, np.arange(300_000.0))
         return function(np.ones(n))
 
+    def check():
+        assert np.array_equal(attempt(), expected)
+
     expected = attempt()
     start = time.perf_counter()
     attempt()
     took, died = time.perf_counter() - start, 0
     for _ in range(KILLS):
-        killer = threading.Timer(chance.uniform(0, 1.3 * took), os.kill, (chance.choice(worker_pids()), signal.SIGKILL))
-        killer.start()
-        try:
-            assert np.array_equal(attempt(), expected)
-        except synk.WorkerRestarted:
+        if is_killed(check, took, chance):
             died += 1
-        else:  # it came too late
-            killer.join()
-            with pytest.raises(synk.WorkerRestarted):
-                attempt()
-        killer.join()
-        assert np.array_equal(attempt(), expected)
+        else:
+            restarted(attempt)
+        check()
         assert not synk.check_replicas([large])
     assert died > KILLS / 10
     synk.close()

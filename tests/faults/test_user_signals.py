@@ -19,20 +19,6 @@ from synkhronos._session import held
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
 
 
-@pytest.fixture
-def handled():
-    """Sets handlers of signals for one test."""
-    before = {}
-
-    def handle(number, handler):
-        before.setdefault(number, signal.signal(number, handler))
-
-    yield handle
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 class Alarm(Exception):
     """What the handlers here raise; as a `TimeoutError` or another ordinary exception would be."""
 
@@ -516,37 +502,3 @@ def test_stack_dumps_that_go_on_to_a_handler_outlive_a_session():
     )
     assert out == "[]\n[1, 1]\n"
     assert err.count("most recent call first") == 2
-
-
-# ---------------------------------------------------------------- the end of the master
-
-
-def test_a_worker_ends_with_the_thread_that_forked_it_gone_and_a_child_of_the_users_alive():
-    process = start_script(
-        """
-        def main():
-            synk.fork(3)
-            x = T.dvector("x")
-            f = synk.function([x], (Hog(os.getpid())(x).sum(), "sum"), mode="FAST_COMPILE")
-            synk.distribute()
-            child = os.fork()
-            if child == 0:
-                time.sleep(60)
-                os._exit(0)
-            print(*set(worker_pids()) - {child}, child, flush=True)
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            f(np.ones(3))
-        thread = threading.Thread(target=main, daemon=True)
-        thread.start()
-        thread.join()
-        """,
-    )
-    *pids, child = read_pids(process, 3)
-    try:
-        process.wait(timeout=20)
-        wait_for_end(pids)
-        assert is_running(child)
-    finally:
-        for pid in filter(is_running, [*pids, child]):
-            os.kill(pid, signal.SIGKILL)
-        process.communicate()
