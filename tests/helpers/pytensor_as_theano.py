@@ -67,10 +67,6 @@ class RandomStreams:
             warnings.simplefilter("ignore", FutureWarning)
             self._streams = RandomStream(seed)
 
-    @property
-    def state_updates(self):
-        return self._streams.state_updates
-
     def seed(self, seed=None):
         self._streams.seed(seed)
 
@@ -82,9 +78,6 @@ class RandomStreams:
 
     def binomial(self, size=None, n=1, p=0.5, dtype="int64"):
         return self._streams.binomial(n, p, size=size).astype(dtype)
-
-    def permutation(self, n, size=None):
-        return self._streams.permutation(n, size=size)
 
 
 #: There is one kind of streams.
@@ -193,12 +186,10 @@ T = Names(
     AllocEmpty=pt.basic.AllocEmpty,
     AsTensorError=TypeError,
     Elemwise=pt.elemwise.Elemwise,
-    Lop=pytensor.gradient.Lop,
     Rop=pytensor.gradient.Rop,
     addbroadcast=addbroadcast,
     batched_dot=batched_dot,
     copy=pt.tensor_copy,
-    elemwise=Names(pt.elemwise, Sum=pt.math.Sum),
     nlinalg=SimpleNamespace(matrix_inverse=pt.linalg.inv, trace=pt.linalg.trace),
     nnet=nnet,
     opt=SimpleNamespace(Assert=pytensor.raise_op.Assert),
@@ -216,7 +207,6 @@ theano = Names(
     foldl=with_updates(views.foldl),
     gof=SimpleNamespace(
         Constant=pytensor.graph.Constant,
-        FunctionGraph=pytensor.graph.FunctionGraph,
         generic=pytensor.link.c.type.generic,
         fg=SimpleNamespace(MissingInputError=pytensor.graph.utils.MissingInputError),
         graph=SimpleNamespace(inputs=lambda outputs: list(graph_inputs(outputs))),
