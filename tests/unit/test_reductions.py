@@ -16,7 +16,6 @@ from synkhronos._native import native
 DTYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 DTYPES += ("float16", "float32", "float64", "complex64", "complex128")
 LENGTHS = (0, 1, 7, 1025, 20_001)
-DRAWN = {"n": st.sampled_from([1, 2, 3, 5]), "seed": st.integers(0, 2**31), "special": st.booleans()}
 WEIGHTS = ([1] * 5, [3, 1, 2, 0, 7], [0.1, 0.7, 0.3, 1e-3, 1], [1e-300, 1, 1e300, 5e-324, 1], [0] * 5, [0, 4, 0, 0, 0])
 WEIGHTS += ([2**40 + 1, 3, 2**41, 1, 5],)
 
@@ -123,7 +122,13 @@ def mean_of_integers(values, weights, returned):
 @pytest.mark.parametrize("op", [op for op in OPS if op != "avg"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=30)
-@given(**DRAWN, length=st.sampled_from(LENGTHS), widened=st.booleans())
+@given(
+    n=st.sampled_from([1, 2, 3, 5]),
+    length=st.sampled_from(LENGTHS),
+    seed=st.integers(0, 2**31),
+    special=st.booleans(),
+    widened=st.booleans(),
+)
 def test_each_op_is_applied_in_the_order_of_the_operands(dtype, op, n, length, seed, special, widened):
     values = [drawn(dtype, length, (seed + i) % 2**32, special) for i in range(n)]
     returned = result_dtype(np.dtype(dtype), op) if widened else np.dtype(dtype)
@@ -143,7 +148,13 @@ def test_each_op_is_applied_in_the_order_of_the_operands(dtype, op, n, length, s
 @pytest.mark.parametrize("weights", WEIGHTS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=10)
-@given(**DRAWN, length=st.sampled_from(LENGTHS[:-1]), last=st.booleans())
+@given(
+    n=st.sampled_from([1, 2, 3, 5]),
+    length=st.sampled_from(LENGTHS[:-1]),
+    seed=st.integers(0, 2**31),
+    special=st.booleans(),
+    last=st.booleans(),
+)
 def test_averages_are_those_of_the_model(dtype, weights, n, length, seed, special, last):
     values = [drawn(dtype, length, (seed + i) % 2**32, special) for i in range(n)]
     whole = np.dtype(dtype).kind in "iub"
