@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from backend import T, theano
-from process_state import worker_pids
+from process_state import shared_sizes, worker_pids
 
 import synkhronos as synk
 
@@ -48,20 +48,16 @@ class Held:
         self.memory = np.array([psutil.Process(pid).memory_full_info().uss for pid in self.processes])
         self.descriptors = [len(os.listdir(f"/proc/{pid}/fd")) for pid in self.processes]
         self.threads = [threading.active_count(), *map(_n_threads, self.processes)]
-        self.shared = []
-        for pid in self.processes:
-            with open(f"/proc/{pid}/maps") as maps:
-                shared = [line.split()[0].split("-") for line in maps if "/memfd:synkhronos" in line]
-            self.shared.append((len(shared), sum(int(high, 16) - int(low, 16) for low, high in shared)))
+        self.shared = [shared_sizes(pid) for pid in self.processes]
 
     def check(self, before, allowance):
         """No more than `before`, but for `allowance` bytes of memory in each process."""
         assert self.processes == before.processes
         assert self.descriptors == before.descriptors
         assert self.threads == before.threads
-        for (count, size), (count_before, size_before) in zip(self.shared, before.shared):
-            assert count <= count_before  # what is kept for results is given back while a rank has nothing to do
-            assert size <= size_before + 65536  # scratch memory fits the longest message so far
+        for now, then in zip(self.shared, before.shared):
+            assert len(now) <= len(then)  # what is kept for results is given back while a rank has nothing to do
+            assert sum(now) <= sum(then) + 65536  # scratch memory fits the longest message so far
         grown = self.memory - before.memory
         assert (grown < allowance).all(), grown
 
@@ -86,23 +82,18 @@ def test_twenty_thousand_calls_with_changing_batches(session):
     picks = [rng.randint(0, 200, n) for n in range(1, 60)]
 
     def call(i):
-        kind, n = i % 5, 1 + i % 199
-        if kind == 0:
-            total, doubled = session(data, batch=n)
-            assert total == n * (n - 1) / 2
-        elif kind == 1:
-            total, doubled = session(data, batch=slice(n // 2, n))
-            assert len(doubled) == n - n // 2
-        elif kind == 2:
-            pick = picks[i % 59]
-            total, doubled = session(data, batch=pick)
-            assert total == pick.sum()
-        elif kind == 3:
-            total, doubled = session(values[:n])
-            assert total == n * (n - 1) / 2
-        else:
-            total, doubled = session(data, batch=picks[i % 59].tolist(), num_slices=1 + i % 3)
-            assert doubled.sum() == 2 * total
+        n, pick = 1 + i % 199, picks[i % 59]
+        given, options, chosen = [
+            (data, {"batch": n}, values[:n]),
+            (data, {"batch": slice(n // 2, n)}, values[n // 2 : n]),
+            (data, {"batch": pick}, pick),
+            (values[:n], {}, values[:n]),
+            (data, {"batch": pick.tolist(), "num_slices": 1 + i % 3}, pick),
+        ][i % 5]
+        total, doubled = session(given, **options)
+        assert total == chosen.sum()
+        assert len(doubled) == len(chosen)
+        assert doubled.sum() == 2 * total
 
     check_growth(call, 20_000, 2_000, 1_000_000)
 
@@ -142,17 +133,16 @@ def test_data_that_grow_and_shrink(session):
         if i % 3:
             data.free_memory()
 
-    for i in range(100):
-        churn(i)
-    kept.set_length(5000)
-    session(kept)
-    before = Held()
-    for i in range(600):
-        churn(i)
-    kept.set_length(5000)
-    gc.collect()
-    session(kept)
-    Held().check(before, 500_000)
+    def rounds(n):
+        for i in range(n):
+            churn(i)
+        kept.set_length(5000)
+        gc.collect()
+        session(kept)
+        return Held()
+
+    before = rounds(100)
+    rounds(600).check(before, 500_000)
 
 
 @pytest.mark.slow

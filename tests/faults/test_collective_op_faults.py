@@ -3,17 +3,14 @@
 import functools
 import os
 import random
-import signal
-import threading
 import time
 
 import numpy as np
 import pytest
 from backend import T, ifelse, theano
 from deadline import scaled
-from fault_ops import KILL, LONG_SLEEP, NOTHING, RAISE, SLEEP, Fault
-from process_state import worker_pids
-from scripts import run_script
+from every_function import is_killed, restarted
+from fault_ops import KILL, LONG_SLEEP, NOTHING, RAISE, Fault
 
 import synkhronos as synk
 
@@ -130,54 +127,19 @@ def test_a_worker_is_killed_at_a_random_instant(no_session, n):
         synk.broadcast(large, np.arange(300_000.0))
         return function(np.ones(n))
 
+    def check():
+        assert np.array_equal(attempt(), expected)
+
     expected = attempt()
     start = time.perf_counter()
     attempt()
     took, died = time.perf_counter() - start, 0
     for _ in range(KILLS):
-        killer = threading.Timer(chance.uniform(0, 1.3 * took), os.kill, (chance.choice(worker_pids()), signal.SIGKILL))
-        killer.start()
-        try:
-            assert np.array_equal(attempt(), expected)
-        except synk.WorkerRestarted:
+        if is_killed(check, took, chance):
             died += 1
-        else:  # it came too late
-            killer.join()
-            with pytest.raises(synk.WorkerRestarted):
-                attempt()
-        killer.join()
-        assert np.array_equal(attempt(), expected)
+        else:
+            restarted(attempt)
+        check()
         assert not synk.check_replicas([large])
     assert died > KILLS / 10
     synk.close()
-
-
-INTERRUPTED = """
-synk.fork(3)
-x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
-f = synk.function([x], (synk.summed(Fault()(x, fault).sum()), None))
-assert f(np.ones(6)) == 6
-synk.set_value(1, fault, {kind})
-threading.Timer(0.3, os.killpg, (0, signal.SIGINT)).start()
-try:
-    f(np.ones(6))
-    time.sleep(1)
-except KeyboardInterrupt:
-    print("interrupted")
-try:
-    synk.broadcast(fault, NOTHING)
-    print("usable", f(np.ones(6)))
-except synk.SessionError as error:
-    print("broken", "close()" in str(error))
-pids = worker_pids()
-synk.close()
-print(any(map(is_running, pids)))
-"""
-
-
-@pytest.mark.parametrize(("kind", "states"), [(SLEEP, ["usable 6.0", "broken True"]), (LONG_SLEEP, ["broken True"])])
-def test_the_user_interrupts_while_ranks_wait_in_a_collective(kind, states):
-    out, err = run_script(INTERRUPTED.format(kind=kind), start_new_session=True)
-    first, state, left = out.splitlines()
-    assert (first, left) == ("interrupted", "False") and state in states
-    assert "Traceback" not in err

@@ -13,7 +13,11 @@ def main():
     x = T.dvector("x")
     f = synk.function([x], (Hog(os.getpid())(x).sum(), "sum"), mode="FAST_COMPILE")
     synk.distribute()
-    print(*worker_pids(), flush=True)
+    child = {child}
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(child, *{{*worker_pids()}} - {{child}}, flush=True)
     {before}
     f(np.ones(3))
     time.sleep(60)
@@ -29,20 +33,27 @@ ENDINGS_IN_A_CALL = {
 
 
 @pytest.mark.parametrize(
-    ("ending", "thread"), [*((ending, False) for ending in ENDINGS_IN_A_CALL), ("SIGKILL", True), ("os._exit", True)]
+    ("ending", "thread", "child"),
+    [
+        *((ending, False, False) for ending in ENDINGS_IN_A_CALL),
+        *((ending, True, False) for ending in ("SIGKILL", "os._exit")),
+        ("SIGKILL", True, True),
+    ],
 )
-def test_the_master_ends_while_workers_compute(ending, thread):
+def test_the_master_ends_while_workers_compute(ending, thread, child):
+    """Workers end, those that a thread has forked too; a child of the user's lives on."""
     before = shared_memory_names()
     call = "t = threading.Thread(target=main, daemon=True); t.start(); t.join()" if thread else "main()"
-    process = start_script(HOGGING.format(before=ENDINGS_IN_A_CALL[ending]) + call)
-    pids = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(pids) == 2, process.communicate()
+    process = start_script(HOGGING.format(before=ENDINGS_IN_A_CALL[ending], child="os.fork()" if child else -1) + call)
+    other, *pids = read_pids(process, 3)
     try:
-        process.communicate(timeout=20)
+        process.wait(timeout=20)
         wait_for_end(pids)
+        assert not child or is_running(other)
     finally:
-        for pid in filter(is_running, pids):
+        for pid in filter(is_running, [*pids, other] if child else pids):
             os.kill(pid, signal.SIGKILL)
+        process.communicate()
     assert shared_memory_names() <= before
 
 
@@ -96,9 +107,9 @@ ENDINGS = {
     "exception": ("raise KeyError('the end')", 1),
     "sys.exit": ("sys.exit(3)", 3),
     "os._exit": ("os._exit(4)", 4),
-    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", -signal.SIGTERM),
-    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL); time.sleep(30)", -signal.SIGKILL),
-    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV); time.sleep(30)", -signal.SIGSEGV),
+    "SIGTERM": ("signal.raise_signal(signal.SIGTERM)", -signal.SIGTERM),
+    "SIGKILL": ("signal.raise_signal(signal.SIGKILL)", -signal.SIGKILL),
+    "SIGSEGV": ("signal.raise_signal(signal.SIGSEGV)", -signal.SIGSEGV),
 }
 
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from fault_ops import LONG_SLEEP, SLEEP
+from process_state import wait_for_a_call
 from scripts import run_script, start_script
 
 # ---------------------------------------------------------------- Ctrl-C
@@ -13,26 +14,24 @@ from scripts import run_script, start_script
 INTERRUPTED = """
 synk.fork(3)
 x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
-f = synk.function([x], (Fault()(x, fault).sum(), "sum"))
+f = synk.function([x], {output})
 assert f(np.ones(6)) == 6
-KIND = {kind}
-synk.set_value({rank}, fault, KIND)
+synk.set_value({rank}, fault, {kind})
 def interrupt():
     for _ in range({times}):
         sent.append(time.monotonic())
         os.killpg(0, signal.SIGINT)
         time.sleep(0.05)
 sent = []
-threading.Timer(0.3, interrupt).start()
+pressing = threading.Timer(0.3, interrupt)
+pressing.start()
 try:
     f(np.ones(6))
-    time.sleep(1)
+    pressing.join()
 except KeyboardInterrupt:
     waited = time.monotonic() - sent[0]
-    try:
-        time.sleep(0.3)
-    except KeyboardInterrupt:
-        pass
+    with contextlib.suppress(KeyboardInterrupt):
+        pressing.join()
     print("interrupted", waited < 1.0)
 try:
     synk.broadcast(fault, NOTHING)
@@ -49,17 +48,24 @@ print(any(map(is_running, pids)))
 """
 
 
+PLAIN, COLLECTIVE = "(Fault()(x, fault).sum(), 'sum')", "(synk.summed(Fault()(x, fault).sum()), None)"
+
+
 @pytest.mark.parametrize(
-    ("rank", "kind", "times", "states"),
+    ("output", "rank", "kind", "times", "states"),
     [
-        (1, SLEEP, 1, ["usable 6.0", "broken True"]),
-        (1, LONG_SLEEP, 1, ["broken True"]),
-        (1, LONG_SLEEP, 2, ["broken True"]),
-        (0, SLEEP, 1, ["usable 6.0"]),
+        (PLAIN, 1, SLEEP, 1, ["usable 6.0", "broken True"]),
+        (PLAIN, 1, LONG_SLEEP, 1, ["broken True"]),
+        (PLAIN, 1, LONG_SLEEP, 2, ["broken True"]),
+        (PLAIN, 0, SLEEP, 1, ["usable 6.0"]),
+        (COLLECTIVE, 1, SLEEP, 1, ["usable 6.0", "broken True"]),
+        (COLLECTIVE, 1, LONG_SLEEP, 1, ["broken True"]),
     ],
 )
-def test_the_user_interrupts_a_call(rank, kind, times, states):
-    out, err = run_script(INTERRUPTED.format(rank=rank, kind=kind, times=times), start_new_session=True)
+def test_the_user_interrupts_a_call(output, rank, kind, times, states):
+    """Ranks compute, or wait in a collective of the function."""
+    source = INTERRUPTED.format(output=output, rank=rank, kind=kind, times=times)
+    out, err = run_script(source, start_new_session=True)
     lines = out.splitlines()
     assert lines[0] == "interrupted True"
     assert lines[1] in states
@@ -75,10 +81,11 @@ def test_the_user_interrupts_a_distribution():
         synk.fork(3)
         x, w, v = T.dvector("x"), theano.shared(np.ones(1), "w"), theano.shared(np.ones(1), "v")
         f = synk.function([x], ((Slow(os.getpid())(x) * w.sum()).sum(), "sum"))
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        pressing = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        pressing.start()
         try:
             synk.distribute()
-            time.sleep(1)
+            pressing.join()
         except KeyboardInterrupt:
             print("interrupted")
         g = synk.function([x], ((x * w.sum() * v.sum()).sum(), "sum"))
@@ -166,10 +173,9 @@ seen = []
 def be_interrupted():
     print("ready", flush=True)
     {call}
-    time.sleep(5)
-    raise AssertionError("no interrupt came")
+    wait_for(lambda: False, "an interrupt", 5)
 def wait():
-    time.sleep(0.5)
+    sys.stdin.readline()  # which is typed after the last Ctrl-C
     seen.append(os.getpid())
 todo = [wait, be_interrupted]
 while not seen:
@@ -199,8 +205,8 @@ synk.close()
 """
 
 
-def type_ctrl_c(setting, call, delay, times=1, restart=False):
-    """Run a call at a terminal, and type Ctrl-C; returns the state of the session then.
+def type_ctrl_c(setting, call, times=1, delay=None, restart=False):
+    """Run a call at a terminal, and type Ctrl-C, after a delay or once ranks compute; returns the session's state then.
 
     Checked: the interrupt comes within one second, in the master alone; no worker says anything; nothing is left.
     """
@@ -209,11 +215,15 @@ def type_ctrl_c(setting, call, delay, times=1, restart=False):
     process = start_script(source, stdin=slave, start_new_session=True)
     try:
         assert process.stdout.readline() == "ready\n", process.communicate()
-        time.sleep(delay)
+        if delay is None:
+            wait_for_a_call(process.pid)
+        else:
+            time.sleep(delay)
         pressed = time.monotonic()
         for _ in range(times):
             os.write(master, b"\x03")
             time.sleep(0.03)
+        os.write(master, b"no more\n")
         out, err = process.communicate(timeout=30)
     finally:
         process.kill()
@@ -224,7 +234,7 @@ def type_ctrl_c(setting, call, delay, times=1, restart=False):
     assert "Traceback" not in err
     word, when, *pids = lines[0].split()
     assert (word, pids) == ("interrupted", [str(process.pid)])
-    assert float(when) - 0.5 - 0.05 * times - pressed < 1.0 + 0.15  # of which the script slept half a second
+    assert float(when) - 0.05 * times - pressed < 1.0 + 0.15
     assert lines[2:] == ["0 0"]
     return lines[1]
 
@@ -234,29 +244,29 @@ SLEEPING = "f = prepare(); synk.set_value(1, fault, LONG_SLEEP)"
 
 @pytest.mark.parametrize("times", [1, 6])
 def test_ctrl_c_while_a_worker_computes(times):
-    assert type_ctrl_c(SLEEPING, "f(np.ones(6))", 0.3, times) == "broken"
+    assert type_ctrl_c(SLEEPING, "f(np.ones(6))", times) == "broken"
 
 
 def test_ctrl_c_while_all_wait_for_a_worker_in_a_collective():
     setting = "f = prepare(); os.kill(worker_pids()[0], signal.SIGSTOP)"
-    assert type_ctrl_c(setting, "synk.all_reduce(big)", 0.3, 2) == "broken"
+    assert type_ctrl_c(setting, "synk.all_reduce(big)", 2, delay=0.3) == "broken"
 
 
 def test_ctrl_c_between_collectives():
     call = "\n    while True: synk.all_reduce(big, op='max'); synk.data(np.ones(100_000))"
-    assert type_ctrl_c("f = prepare()", call, 0.4) == "usable"
+    assert type_ctrl_c("f = prepare()", call, delay=0.4) == "usable"
 
 
 def test_ctrl_c_while_a_worker_is_replaced():
     setting = SLEEPING + "; synk.set_value(2, fault, KILL)"
-    assert type_ctrl_c(setting, "f(np.ones(6))", 0.6, restart=True) == "broken"
+    assert type_ctrl_c(setting, "f(np.ones(6))", delay=0.6, restart=True) == "broken"
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.02, 0.1])
 def test_ctrl_c_during_fork(delay):
     call = "\n    while True: synk.fork(6); synk.close()"
     setting = "f = prepare(); synk.close()"
-    assert type_ctrl_c(setting, call, delay, 2) in ("none", "usable")
+    assert type_ctrl_c(setting, call, 2, delay) in ("none", "usable")
 
 
 def test_nothing_that_ends_is_forgotten_whatever_interrupts_it():

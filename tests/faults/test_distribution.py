@@ -1,43 +1,16 @@
 """Functions that cannot be replicated: each fails alone, by name, and is not sent."""
 
 import gc
-import os
 import pickle
-import threading
 
 import numpy as np
 import pytest
 from backend import MonitorMode, NanGuardMode, T, theano
+from fault_ops import Copy, Unloadable
 from scripts import run_script
 
 import synkhronos as synk
 from synkhronos._graph import VariableTable, dump, load
-
-
-class Copy(theano.Op):
-    """A copy of a vector."""
-
-    __props__ = ()
-
-    def make_node(self, x):
-        return theano.Apply(self, [x], [x.type()])
-
-    def perform(self, node, inputs, outputs):
-        outputs[0][0] = inputs[0].copy()
-
-
-class Unloadable(Copy):
-    """An op that can be pickled, but not unpickled while a file is there."""
-
-    __props__ = ("file",)
-
-    def __init__(self, file):
-        self.file = file
-
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-        if os.path.exists(self.file):
-            raise LookupError("cannot be unpickled here")
 
 
 class TestOneThatCannotBeLoaded:
@@ -76,6 +49,8 @@ class TestOneThatCannotBeLoaded:
                 stuck(np.ones(6))
         self.file.unlink()
         assert stuck(np.ones(6)) == 12
+        synk.broadcast(self.w, [3.0])
+        assert stuck(np.ones(6)) == self.another()(np.ones(6)) == 18
 
     def test_and_that_is_distributed_with_others(self):
         stuck = self.stuck()
@@ -262,43 +237,24 @@ def test_workers_search_modules_in_the_order_of_the_controller(tmp_path):
     assert out == "3.0\n"
 
 
-def test_nan_guard_mode(session):
-    x = T.dvector("x")
-    for mode, bad, words in (
-        (NanGuardMode(True, False, False), -1.0, "NaN detected"),
-        (NanGuardMode(False, True, False), 0.0, "Inf detected"),
-        (NanGuardMode(False, False, True, optimizer="fast_compile"), 1e300, "Big value detected"),
-    ):
-        expression = T.exp(x) if words.startswith("Big") else T.log(x)
-        function = synk.function([x], (expression.sum(), "sum"), mode=mode)
-        values = np.ones(2 * session)
-        assert function(values) == pytest.approx(float(function.as_theano(values)))
-        values[-1] = 700.0 if words.startswith("Big") else bad
-        with pytest.raises(synk.WorkerError, match=words) as caught:
-            function(values)
-        assert caught.value.rank == session - 1
-        values[-1] = 2.0
-        assert np.isfinite(function(values))
-
-
-class Locked(Copy):
-    """An op that cannot be pickled."""
-
-    def __init__(self):
-        self.lock = threading.Lock()
-
-
-def test_a_function_that_cannot_be_pickled_says_so(synchronize):
-    synchronize(2)
-    x = T.dvector("x")
-    locked = synk.function([x], Locked()(x).sum(), name="locked")
-    with pytest.raises(
-        TypeError, match=r"the function locked\(x\) cannot be replicated, because it cannot be pickled.*lock"
-    ):
-        locked(np.ones(4))
-    unnamed = synk.function([x], Locked()(x).sum())
-    with pytest.raises(TypeError, match=r"the function \(x\) cannot be replicated, because it cannot be pickled"):
-        unnamed(np.ones(4))
+@pytest.mark.parametrize(
+    ("mode", "expression", "bad", "words"),
+    [
+        (NanGuardMode(True, False, False), T.log, -1.0, "NaN detected"),
+        (NanGuardMode(False, True, False), T.log, 0.0, "Inf detected"),
+        (NanGuardMode(False, False, True, optimizer="fast_compile"), T.exp, 700.0, "Big value detected"),
+    ],
+)
+def test_nan_guard_mode(session, mode, expression, bad, words):
+    x, values = T.dvector("x"), np.ones(2 * session)
+    function = synk.function([x], (expression(x).sum(), "sum"), mode=mode)
+    assert function(values) == pytest.approx(float(function.as_theano(values)))
+    values[-1] = bad
+    with pytest.raises(synk.WorkerError, match=words) as caught:
+        function(values)
+    assert caught.value.rank == session - 1
+    values[-1] = 2.0
+    assert np.isfinite(function(values))
 
 
 def test_a_mode_with_a_function_of_its_own(synchronize):
@@ -379,13 +335,11 @@ def test_traces_travel_once():
         y = Copy()(y)
     function = theano.function([x], y, mode=theano.Mode("py", None))
     (replica,) = load(dump({0: function}, VariableTable(None)), VariableTable(None), 0).values()
-    nodes = replica.maker.fgraph.toposort()
-    assert [node.outputs[0].tag.trace for node in nodes] == [
-        node.outputs[0].tag.trace for node in function.maker.fgraph.toposort()
-    ]
-    assert any(__file__ in str(frame) for frame in nodes[0].outputs[0].tag.trace[-1])
+    tags, copies = ([node.outputs[0].tag for node in one.maker.fgraph.toposort()] for one in (function, replica))
+    assert [tag.trace for tag in copies] == [tag.trace for tag in tags]
+    assert any(__file__ in str(frame) for frame in copies[0].trace[-1])
     with_traces = len(dump({0: function}, VariableTable(None)).pickled)
-    one_trace = len(pickle.dumps(nodes[0].outputs[0].tag.trace))
-    for node in function.maker.fgraph.toposort():
-        node.outputs[0].tag.trace = []
-    assert with_traces - len(dump({0: function}, VariableTable(None)).pickled) < one_trace + 25 * len(nodes)
+    one_trace = len(pickle.dumps(copies[0].trace))
+    for tag in tags:
+        tag.trace = []
+    assert with_traces - len(dump({0: function}, VariableTable(None)).pickled) < one_trace + 25 * len(tags)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from backend import T, theano
 from deadline import wait_for
+from fault_ops import Copy, Fault
 from process_state import is_running, wait_for_a_call, wait_for_end, worker_pids
-from scripts import run_script, start_script
+from scripts import read_pids, run_script, start_script
 from seccomp import needs_seccomp
 
 import synkhronos as synk
@@ -25,13 +26,8 @@ class Unspeakable(Exception):
         raise RuntimeError("no message either")
 
 
-class Speechless(theano.Op):
+class Speechless(Fault):
     """Raises an `Unspeakable` on the ranks whose second input is not 0."""
-
-    __props__ = ()
-
-    def make_node(self, x, fault):
-        return theano.Apply(self, [x, T.as_tensor_variable(fault)], [x.type()])
 
     def perform(self, node, inputs, outputs):
         if inputs[1]:
@@ -55,16 +51,8 @@ def test_an_exception_whose_message_fails_is_reported_by_its_class(synchronize, 
     assert worker_pids() == pids
 
 
-class Unpicklable(theano.Op):
+class Unpicklable(Copy):
     """Cannot be pickled, and its error cannot be printed."""
-
-    __props__ = ()
-
-    def make_node(self, x):
-        return theano.Apply(self, [x], [x.type()])
-
-    def perform(self, node, inputs, outputs):
-        outputs[0][0] = inputs[0].copy()
 
     def __getstate__(self):
         raise Unspeakable
@@ -211,14 +199,11 @@ def test_a_program_that_closes_the_descriptors_of_the_session(how, n_ranks):
 def test_an_op_that_closes_the_descriptors_of_its_worker():
     out, _ = run_script(
         """
-        class Closing(theano.Op):
-            __props__ = ()
-            def make_node(self, x):
-                return theano.Apply(self, [x], [x.type()])
+        class Closing(Copy):
             def perform(self, node, inputs, outputs):
                 if os.getpid() != controller:
                     os.closerange(3, 4096)
-                outputs[0][0] = inputs[0].copy()
+                super().perform(node, inputs, outputs)
         controller = os.getpid()
         synk.fork(3)
         x = T.dvector("x")
@@ -235,24 +220,34 @@ def test_an_op_that_closes_the_descriptors_of_its_worker():
     assert out.splitlines() == ["6.0 7.0", "True True", "[]"]
 
 
-def test_workers_end_with_a_controller_that_closed_its_descriptors():
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("", "os.closerange(3, 4096)"),
+        pytest.param("from seccomp import refuse; refuse('pidfd_open')", "synk.distribute()", marks=needs_seccomp),
+    ],
+    ids=["descriptors it closed", "pidfds are refused"],
+)
+def test_workers_end_with_a_controller_without_the_usual_descriptors(first, then):
     process = start_script(
-        """
+        f"""
+        {first}
         def fork_in_a_thread():  # else the kernel has another way to end workers
             synk.fork(3)
         thread = threading.Thread(target=fork_in_a_thread)
         thread.start(); thread.join()
-        os.closerange(3, 4096)
         fault = theano.shared(np.int64(LONG_SLEEP), "fault")
         x = T.dvector("x")
         f = synk.function([x], (Fault()(x, fault).sum(), "sum"), mode="FAST_COMPILE")
+        {then}
         print(*worker_pids(), flush=True)
         f(np.ones(6))
         """
     )
     try:
-        workers = [int(pid) for pid in process.stdout.readline().split()]
-        assert len(workers) == 2
+        workers = read_pids(process)
+        if first:
+            wait_for_a_call(process.pid)
         assert all(map(is_running, workers))
         process.kill()
         wait_for_end(workers)
@@ -383,11 +378,11 @@ def test_a_job_that_is_stopped_while_it_closes_kills_no_worker():
         start_new_session=True,
     )
     try:
-        first, _ = map(int, process.stdout.readline().split())
+        first, second = read_pids(process)
         os.kill(first, signal.SIGSTOP)  # a slow one: the master waits for it
         process.stdin.write("go on\n")
         process.stdin.flush()
-        time.sleep(1)
+        wait_for_end([second])
         os.killpg(process.pid, signal.SIGSTOP)
         time.sleep(5.5)  # more than the master grants
         os.killpg(process.pid, signal.SIGCONT)

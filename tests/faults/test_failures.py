@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from backend import T, on_theano, theano
 from deadline import scaled
-from fault_ops import EXIT, KILL, LEAVE, LONG_SLEEP, NOTHING, RAISE, RAISE_LATE, SEGFAULT, SLEEP, Fault, Unloadable
-from process_state import is_running, shared_memory_names, wait_for_a_call, wait_for_end, worker_pids
+from fault_ops import EXIT, KILL, LEAVE, LONG_SLEEP, NOTHING, RAISE, RAISE_LATE, SEGFAULT, Copy, Fault
+from faulty_function import assert_broken, build, slow_call
+from process_state import is_running, later, shared_memory_names, wait_for_end, worker_pids
 
 import synkhronos as synk
 from synkhronos._session.lifecycle import current
-
-_built = {}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -32,32 +31,13 @@ def quiet_crashes():
         faulthandler.enable()
 
 
-@pytest.fixture
-def faulty(synchronize):
-    """A session of three ranks, a function, and the variable that says what should go wrong on which rank."""
-    return make_faulty(synchronize(3))
-
-
-def make_faulty(n_ranks):
-    if not _built:
-        x = T.dvector("x")
-        fault, seen = theano.shared(np.int64(NOTHING), "fault"), theano.shared(np.zeros(2), "seen")
-        _built["fault"], _built["seen"] = fault, seen
-        _built["f"] = synk.function([x], (Fault()(x, fault).sum(), "sum"), updates=[(seen, seen + x.sum())])
-    synk.distribute()
-    synk.broadcast(_built["fault"], NOTHING)
-    synk.broadcast(_built["seen"], np.zeros(2))
-    assert _built["f"](np.ones(2 * n_ranks)) == 2 * n_ranks
-    return _built["f"], _built["fault"]
-
-
 # ---------------------------------------------------------------- exceptions
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("num_slices", [1, 2])
-def test_a_rank_that_raises(faulty, rank, num_slices):
-    function, fault = faulty
+def test_a_rank_that_raises(three, rank, num_slices):
+    function, fault, _ = three
     synk.set_value(rank, fault, RAISE)
     with pytest.raises(synk.WorkerError, match=rf"rank {rank} \(cpu\).*the fault that the test ordered") as caught:
         function(np.ones(6), num_slices=num_slices)
@@ -79,13 +59,8 @@ def test_a_rank_that_raises(faulty, rank, num_slices):
     assert function(np.ones(6), num_slices=num_slices) == 6
 
 
-class RaisesFrom(theano.Op):
+class RaisesFrom(Copy):
     """An op whose exception has a cause of its own."""
-
-    __props__ = ()
-
-    def make_node(self, x):
-        return theano.Apply(self, [x], [x.type()])
 
     def perform(self, node, inputs, outputs):
         try:
@@ -94,7 +69,7 @@ class RaisesFrom(theano.Op):
             raise RuntimeError("no such entry") from error
 
 
-@pytest.mark.usefixtures("faulty")
+@pytest.mark.usefixtures("three")
 def test_what_an_exception_came_from_is_reported_after_it():
     x = T.dvector("x")
     broken = synk.function([x], RaisesFrom()(x).sum(), name="lookup")
@@ -106,19 +81,18 @@ def test_what_an_exception_came_from_is_reported_after_it():
     assert text.index("RuntimeError: no") < text.index("KeyError: 'the key'") < text.index("\nwhich led to\n")
 
 
-@pytest.mark.usefixtures("faulty")
-def test_shapes_that_differ_are_reported_once():
+def test_shapes_that_differ_are_reported_once(three):
+    *_, big = three
     for rank in range(3):
-        synk.set_value(rank, _built["seen"], np.zeros(rank + 1))
-    with pytest.raises(ValueError, match="all_reduce: seen has the shapes") as caught:
-        synk.all_reduce(_built["seen"])
+        synk.set_value(rank, big, np.zeros(rank + 1))
+    with pytest.raises(ValueError, match="all_reduce: big has the shapes") as caught:
+        synk.all_reduce(big)
     text = "".join(traceback.format_exception(None, caught.value, caught.value.__traceback__))
     assert text.count("Traceback (most recent call last)") == text.count("Error: ") == 1
-    synk.broadcast(_built["seen"], np.zeros(2))
 
 
-def test_the_first_failure_is_reported(faulty):
-    function, fault = faulty
+def test_the_first_failure_is_reported(three):
+    function, fault, _ = three
     synk.set_value(1, fault, RAISE_LATE)
     synk.set_value(2, fault, RAISE)
     with pytest.raises(synk.WorkerError) as caught:
@@ -130,56 +104,49 @@ def test_the_first_failure_is_reported(faulty):
     assert "may differ" not in str(caught.value)  # all ranks failed alike
 
 
-def test_failures_in_a_row(faulty):
-    function, fault = faulty
+def test_failures_in_a_row(three):
+    function, fault, big = three
     for i in range(30):
         synk.set_value(i % 3, fault, RAISE)
-        with pytest.raises(synk.WorkerError):
+        with pytest.raises(synk.WorkerError, match=f"rank {i % 3}"):
             function(np.ones(6))
+        synk.all_reduce(big, op="max")
         synk.broadcast(fault, NOTHING)
-        synk.all_reduce(_built["seen"], op="max")
         assert function(np.ones(6)) == 6
 
 
-def test_an_unpickling_that_fails_can_be_tried_again(faulty, tmp_path):
-    function, _ = faulty
-    file = tmp_path / "there"
-    file.touch()
+class Locked(Copy):
+    """Cannot be pickled."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+def local_op():
+    """An op whose class cannot be imported."""
+
+    class Local(Copy):
+        pass
+
+    return Local()
+
+
+@pytest.mark.parametrize(("make", "reason"), [(Locked, "lock"), (local_op, "Local")])
+def test_a_function_that_cannot_be_pickled_says_so_and_does_not_harm_others(three, make, reason):
+    function, *_ = three
     x, w = T.dvector("x"), theano.shared(np.ones(1), "w")
-    difficult = synk.function([x], ((Unloadable(str(file))(x) * w.sum()).sum(), "sum"))
-    with pytest.raises(synk.WorkerError, match="cannot be unpickled here"):
-        difficult(np.ones(6))
-    assert function(np.ones(6)) == 6
-    other = synk.function([x], ((x * w.sum()).sum(), "sum"))
-    assert other(np.ones(6)) == 6
-    file.unlink()
-    assert difficult(np.ones(6)) == 6
-    synk.broadcast(w, np.full(1, 2.0))
-    assert difficult(np.ones(6)) == other(np.ones(6)) == 12
-
-
-def test_a_function_that_cannot_be_pickled_does_not_harm_others(faulty):
-    function, _ = faulty
-
-    class Local(theano.Op):
-        __props__ = ()
-
-        def make_node(self, x):
-            return theano.Apply(self, [x], [x.type()])
-
-        def perform(self, node, inputs, outputs):
-            outputs[0][0] = inputs[0].copy()
-
-    x, w = T.dvector("x"), theano.shared(np.ones(1), "w")
-    stuck = synk.function([x], ((Local()(x) * w.sum()).sum(), "sum"), name="stuck")
+    stuck = synk.function([x], ((make()(x) * w.sum()).sum(), "sum"), name="stuck")
+    unnamed = synk.function([x], make()(x).sum())
     other = synk.function([x], ((x * w.sum()).sum(), "sum"))
     for _ in range(2):
-        with pytest.raises(Exception, match="Local"):
-            stuck(np.ones(6))
+        for bad, name in ((stuck, r"stuck\(x\)"), (unnamed, r"\(x\)")):
+            words = rf"the function {name} cannot be replicated, because it cannot be pickled.*{reason}"
+            with pytest.raises(TypeError, match=words):
+                bad(np.ones(6))
         assert function(np.ones(6)) == 6
         assert other(np.ones(6)) == 6
     assert stuck.as_theano(np.ones(6)) == 6
-    del stuck
+    del stuck, unnamed, bad
     gc.collect()
     with contextlib.suppress(TypeError):  # what was dropped before it was distributed is reported once more
         synk.distribute()
@@ -188,9 +155,8 @@ def test_a_function_that_cannot_be_pickled_does_not_harm_others(faulty):
     assert other(np.ones(6)) == 12
 
 
-def test_long_tracebacks_arrive_whole(faulty):
-    function, fault = faulty
-    synk.set_value(2, fault, RAISE)
+def test_long_tracebacks_arrive_whole(three):
+    function, fault, _ = three
     name = "long" * 30_000
     x = T.dvector(name)
     verbose = synk.function([x], (Fault()(x + 0, fault).sum(), "sum"))
@@ -205,69 +171,66 @@ def test_long_tracebacks_arrive_whole(faulty):
 # ---------------------------------------------------------------- death
 
 
-def check_broken(function, fault):
-    calls = [
-        lambda: function(np.ones(6)),
-        lambda: synk.broadcast(fault),
-        lambda: synk.all_reduce(_built["seen"]),
-        lambda: synk.gather(fault),
-        synk.distribute,
-    ]
-    for call in calls:
-        with pytest.raises(synk.SessionError, match=r"broken.*close\(\).*fork\(\)"):
-            call()
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 @pytest.mark.parametrize("rank", [1, 2])
-def test_an_idle_worker_is_killed(no_session, rank, number):
-    synk.fork(3)
-    function, fault = make_faulty(3)
+def test_an_idle_worker_is_killed(fresh, rank, number):
+    function, *_ = fresh
     pids = worker_pids()
-    os.kill(pids[rank - 1], number)
-    wait_for_end([pids[rank - 1]])
+    pid = pids[rank - 1]
+    os.kill(pid, number)
+    wait_for_end([pid])
     began = time.monotonic()
-    with pytest.raises(
-        synk.WorkerDied, match=f"rank {rank}.*{pids[rank - 1]}.*{signal.Signals(number).name}"
-    ) as caught:
+    with pytest.raises(synk.WorkerDied, match=f"rank {rank}.*{pid}.*{signal.Signals(number).name}") as caught:
         function(np.ones(6))
     assert time.monotonic() - began < scaled(1)
-    assert (caught.value.rank, caught.value.pid, caught.value.exitcode) == (rank, pids[rank - 1], -number)
-    check_broken(function, fault)
-    synk.close()
-    assert not any(map(is_running, pids))
-    assert not shared_memory_names()
+    assert (caught.value.rank, caught.value.pid, caught.value.exitcode) == (rank, pid, -number)
+    assert_broken(pids)
     assert synk.fork(2) == 2
     assert function.as_theano(np.ones(6)) == 6
-    make_faulty(2)
+    build()
 
 
 @pytest.mark.parametrize(
-    ("fault_kind", "exitcode"),
-    [(KILL, -signal.SIGKILL), (SEGFAULT, -signal.SIGSEGV), (EXIT, None), (LEAVE, 4)],
+    ("fault_kind", "exitcode", "words"),
+    [
+        (KILL, -signal.SIGKILL, "SIGKILL.*out of memory"),  # for which the kernel kills
+        (SEGFAULT, -signal.SIGSEGV, "SIGSEGV"),
+        (EXIT, None, ""),
+        (LEAVE, 4, ""),
+    ],
 )
-def test_a_worker_dies_while_it_computes(no_session, fault_kind, exitcode):
-    synk.fork(3)
-    function, fault = make_faulty(3)
+def test_a_worker_dies_while_it_computes(fresh, fault_kind, exitcode, words):
+    function, fault, _ = fresh
     pids = worker_pids()
     synk.set_value(2, fault, fault_kind)
     synk.set_value(1, fault, LONG_SLEEP)
     began = time.monotonic()
-    with pytest.raises(synk.WorkerDied, match=f"rank 2.*{pids[1]}") as caught:
+    with pytest.raises(synk.WorkerDied, match=f"rank 2.*{pids[1]}.*{words}") as caught:
         function(np.ones(6))
     assert time.monotonic() - began < scaled(1)
     if exitcode is not None:
         assert caught.value.exitcode == exitcode
-    check_broken(function, fault)
-    synk.close()
-    assert not any(map(is_running, pids))
-    assert not shared_memory_names()
+    assert_broken(pids)
 
 
-def test_a_worker_dies_while_functions_are_distributed(no_session, tmp_path):
+class Deadly(Copy):
+    """An op whose unpickling ends one process."""
+
+    __props__ = ("pid",)
+
+    def __init__(self, pid):
+        self.pid = pid
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        if os.getpid() == self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def test_a_worker_dies_while_functions_are_distributed(no_session):
     synk.fork(3)
     x = T.dvector("x")
-    function = synk.function([x], (Deadly(worker_pids()[0], str(tmp_path / "x"))(x).sum(), "sum"))
+    function = synk.function([x], (Deadly(worker_pids()[0])(x).sum(), "sum"))
     with pytest.raises(synk.WorkerDied, match="rank 1"):
         synk.distribute()
     with pytest.raises(synk.SessionError, match="broken"):
@@ -276,36 +239,16 @@ def test_a_worker_dies_while_functions_are_distributed(no_session, tmp_path):
     assert not shared_memory_names()
 
 
-class Deadly(Unloadable):
-    """An op whose unpickling ends one process."""
-
-    __props__ = ("pid", "file")
-
-    def __init__(self, pid, file):
-        super().__init__(file)
-        self.pid = pid
-
-    def __setstate__(self, state):
-        super().__setstate__(state)
-        if os.getpid() == self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-
-
-def test_a_worker_that_is_stopped_for_a_while_is_slow_and_not_wrong(faulty):
-    function, _ = faulty
+def test_a_worker_that_is_stopped_for_a_while_is_slow_and_not_wrong(three):
+    function, _, big = three
     pid = worker_pids()[0]
     os.kill(pid, signal.SIGSTOP)
-    timer = threading.Timer(0.7, os.kill, (pid, signal.SIGCONT))
-    timer.start()
+    later(0.7, os.kill, pid, signal.SIGCONT)
     assert function(np.ones(6)) == 6
-    timer.join()
-    synk.broadcast(_built["seen"], np.ones(2))
     os.kill(pid, signal.SIGSTOP)
-    timer = threading.Timer(0.7, os.kill, (pid, signal.SIGCONT))
-    timer.start()
-    synk.all_reduce(_built["seen"], op="sum")
-    timer.join()
-    assert synk.gather(_built["seen"]).tolist() == [[3, 3]] * 3
+    later(0.7, os.kill, pid, signal.SIGCONT)
+    synk.all_reduce(big, op="sum")
+    assert synk.gather(big).tolist() == [[3]] * 3
 
 
 def test_closing_with_a_stopped_worker(no_session):
@@ -319,26 +262,21 @@ def test_closing_with_a_stopped_worker(no_session):
 # ---------------------------------------------------------------- threads
 
 
-def test_data_made_while_another_thread_calls(faulty):
-    function, fault = faulty
-    synk.set_value(1, fault, SLEEP)
-    results = []
-    thread = threading.Thread(target=lambda: results.append(function(np.ones(6))))
-    thread.start()
-    wait_for_a_call()
-    data = synk.data(np.full(6, 2.0))
-    thread.join()
+def test_data_made_while_another_thread_calls(three):
+    function, fault, _ = three
+    with slow_call():
+        data = synk.data(np.full(6, 2.0))
     synk.broadcast(fault, NOTHING)
     assert function(data) == 12
-    assert results == [6]
 
 
 # ---------------------------------------------------------------- silence, and new workers
 
 
 def test_a_command_lowers_an_abort_flag_that_an_interrupt_left_up(synchronize):
-    make_faulty(synchronize(2))
+    synchronize(2)
+    *_, big = build()
     signals = current()._group.signals
     signals.abort()
-    synk.all_reduce(_built["seen"])
+    synk.all_reduce(big)
     assert not signals.aborted

@@ -3,16 +3,15 @@
 SYNKHRONOS_KILLS is the number of kills for each number of ranks.
 """
 
+import functools
 import os
 import random
-import signal
-import threading
 import time
 
 import numpy as np
 import pytest
 from backend import theano
-from process_state import worker_pids
+from every_function import is_killed, restarted
 
 import synkhronos as synk
 
@@ -52,6 +51,9 @@ def scatter(n, small, large):
     assert (synk.gather(large, nd_up=0) == value_of(0, LARGE * n)).all()
 
 
+COLLECTIVES = [all_reduce, reduce, all_gather, gather, scatter]
+
+
 @pytest.mark.timeout(60 + 3 * KILLS)
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_a_worker_is_killed_at_a_random_instant_of_a_collective(no_session, n):
@@ -66,34 +68,19 @@ def test_a_worker_is_killed_at_a_random_instant_of_a_collective(no_session, n):
             for var, size in ((small, SMALL), (large, LARGE)):
                 synk.set_value(rank, var, value_of(rank, size))
 
-    def attempt(collective, delay=None):
-        """Carry it out; returns whether a worker was found to be dead."""
-        prepare()
-        pid = chance.choice(worker_pids())
-        killer = threading.Timer(delay or 0, os.kill, (pid, signal.SIGKILL)) if delay is not None else None
-        start = time.perf_counter()
-        if killer is not None:
-            killer.start()
-        try:
-            collective(n, small, large)
-            took.setdefault(collective, time.perf_counter() - start)
-            return False
-        except synk.WorkerRestarted as error:
-            assert len(error.ranks) == 1 and f"pid {pid}" in str(error)
-            return True
-        finally:
-            if killer is not None:
-                killer.join()
-
     for kill in range(KILLS):
-        collective = (all_reduce, reduce, all_gather, gather, scatter)[kill % 5]
-        if collective not in took:
-            assert not attempt(collective)
-        dead = attempt(collective, chance.uniform(0, 1.3 * took[collective]))
-        if not dead:  # it came too late
-            with pytest.raises(synk.WorkerRestarted):
-                synk.broadcast([small, large])
-        died += dead
-        assert not attempt(collective), "the session can be used, and results are right"
+        collective = functools.partial(COLLECTIVES[kill % 5], n, small, large)
+        prepare()
+        if kill < 5:
+            start = time.perf_counter()
+            collective()
+            took[kill] = time.perf_counter() - start
+            prepare()
+        if is_killed(collective, took[kill % 5], chance):
+            died += 1
+        else:
+            restarted(synk.broadcast, [small, large])
+        prepare()
+        collective()  # the session can be used, and results are right
     assert died > KILLS / 10
     synk.close()

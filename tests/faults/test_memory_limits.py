@@ -7,11 +7,10 @@ import textwrap
 import numpy as np
 import pytest
 from backend import T, theano
-from deadline import wait_for
+from every_function import restarted
 from fault_ops import KILL, Fault
-from process_state import worker_pids
+from process_state import kill, worker_pids
 from scripts import run_script
-from seccomp import may_refuse, needs_seccomp
 
 import synkhronos as synk
 
@@ -107,23 +106,6 @@ def test_memory_that_is_not_free_is_not_taken():
     )
 
 
-@needs_seccomp
-@pytest.mark.parametrize("calls", ["fallocate", "memfd_create", "fallocate, memfd_create"])
-def test_what_a_sandbox_forbids(calls):
-    assert may_refuse
-    names = ", ".join(repr(call.strip()) for call in calls.split(","))
-    out, err = run(
-        f"""
-        from seccomp import refuse
-        refuse({names})
-        synk.fork(3)
-        print(all(work(3).largest.values()))
-        synk.close()
-        """
-    )
-    assert (out.split(), err) == (["True"], "")
-
-
 def test_descriptors_that_the_program_closes():
     """As daemons do."""
     out, err = run(
@@ -158,10 +140,8 @@ def test_a_worker_is_replaced(synchronize, when):
     if when == "computing":
         synk.set_value(2, fault, KILL)
     else:
-        os.kill(pids[1], signal.SIGKILL)
-        wait_for(lambda: len(worker_pids()) == 1, "the end of a worker")
-    with pytest.raises(synk.WorkerRestarted):
-        f(np.ones(N, "float32"))
+        kill(pids[1])
+    restarted(f, np.ones(N, "float32"))
     synk.broadcast([fault, w], [0, np.zeros(N, "float32")])
     for n in range(1, 5):
         assert f(np.ones(N, "float32")) == [N]

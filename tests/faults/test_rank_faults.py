@@ -9,21 +9,13 @@ import time
 import numpy as np
 import pytest
 from deadline import scaled
-from fault_ops import KILL, LONG_SLEEP, NOTHING, RAISE
+from fault_ops import LONG_SLEEP, NOTHING
 from faulty_function import assert_broken, build, built
 from process_state import later, worker_pids
 from scripts import run_script
 
 import synkhronos as synk
 from synkhronos._collectives import SharedMemoryTransport
-
-
-@pytest.fixture
-def fresh(no_session):
-    """The same, in a session that the test may break."""
-    synk.fork(3)
-    return build()
-
 
 # ---------------------------------------------------------------- exceptions on a rank
 
@@ -184,27 +176,6 @@ def test_ranks_that_stand_still_by_turns_are_slow_and_never_wrong(synchronize, n
         thread.join()
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
-
-
-def test_a_fault_that_is_over_leaves_no_trace(three):
-    function, fault, big = three
-    for kind in (RAISE, NOTHING, RAISE):
-        synk.set_value(1, fault, kind)
-        if kind == RAISE:
-            with pytest.raises(synk.WorkerError, match="rank 1"):
-                function(np.ones(6))
-        else:
-            assert function(np.ones(6)) == 6
-        synk.all_reduce(big, op="min")
-
-
-def test_the_kernel_kills_a_worker_for_its_memory(fresh):
-    """Out of memory looks like SIGKILL: the message says so."""
-    pids = worker_pids()
-    synk.set_value(1, built["fault"], KILL)
-    with pytest.raises(synk.WorkerDied, match="out of memory"):
-        built["f"](np.ones(6))
-    assert_broken(pids)
 
 
 def test_broken_sessions_one_after_the_other_leave_nothing(no_session):

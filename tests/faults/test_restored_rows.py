@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 from backend import theano
-from every_function import built
+from every_function import built, restarted
 from fault_ops import KILL
 from process_state import kill, worker_pids
 
@@ -15,10 +15,9 @@ import synkhronos as synk
 def replace_worker(rank=1):
     """Have a worker die and be replaced; returns the error."""
     synk.set_value(rank, built["fault"], KILL)
-    with pytest.raises(synk.WorkerRestarted) as caught:
-        built["f"](np.ones(6))
-    assert caught.value.ranks == (rank,)
-    return caught.value
+    error = restarted(built["f"], np.ones(6))
+    assert error.ranks == (rank,)
+    return error
 
 
 @functools.cache
@@ -77,8 +76,7 @@ def test_scattered_data_and_rows_that_were_set_are_restored(restarting):
         synk.scatter(rows, X[:4])
         synk.scatter(rows, X)
     kill(*worker_pids())
-    with pytest.raises(synk.WorkerRestarted):
-        function()
+    restarted(function)
     np.testing.assert_array_equal(function(), X.sum(axis=0))
 
 
@@ -86,14 +84,14 @@ def scatter_what_is_gone(rows):
     synk.scatter(rows, X * 2)
 
 
-def scatter_and_change_the_array(rows):
+def change_the_array(rows):
     values = X.copy()
     synk.scatter(rows, values)
     built["values"] = values
     values[6, 1] += 1
 
 
-def scatter_and_shrink_data(rows):
+def shrink_data(rows):
     built["values"] = data = synk.data(X)
     synk.scatter(rows, data)
     data.set_length(2)
@@ -114,16 +112,15 @@ def set_what_is_gone(rows):
 def interrupted_scatter(rows):
     synk.broadcast(rows, X)
     kill(worker_pids()[0])
-    with pytest.raises(synk.WorkerRestarted) as caught:
-        synk.scatter(rows, X)
-    assert caught.value.lost == [rows]
-    return caught.value.ranks[0]
+    error = restarted(synk.scatter, rows, X)
+    assert error.lost == [rows]
+    return error.ranks[0]
 
 
 LOSSES = [
     scatter_what_is_gone,
-    scatter_and_change_the_array,
-    scatter_and_shrink_data,
+    change_the_array,
+    shrink_data,
     scatter_and_update,
     set_what_is_gone,
     interrupted_scatter,
@@ -138,18 +135,9 @@ def test_what_only_the_dead_worker_had_is_lost(restarting, lose):
         error, rank = replace_worker(1), 1
         assert error.lost == [rows]
         assert 'its rows of "rows of plain" are lost' in str(error)
-    uses = [
-        function,
-        lambda: synk.gather(rows),
-        lambda: synk.get_value(rank, rows),
-        lambda: synk.get_shapes(rows),
-        lambda: synk.get_lengths(rows),
-        lambda: synk.check_replicas(rows),
-        lambda: synk.all_gather(rows),
-        lambda: synk.all_reduce(rows),
-        lambda: synk.reduce(rows),
-    ]
-    for use in uses:
+    uses = [synk.gather, synk.get_shapes, synk.get_lengths, synk.check_replicas]
+    uses += [synk.all_gather, synk.all_reduce, synk.reduce, functools.partial(synk.get_value, rank)]
+    for use in [function, *(functools.partial(use, rows) for use in uses)]:
         with pytest.raises(synk.SessionError, match=f'the rows of "rows of plain" on rank {rank} are lost'):
             use()
     with pytest.raises(synk.SessionError, match="are lost, because its worker died"), synk.sequence():

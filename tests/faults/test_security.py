@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import pickle
 import re
 import select
 import socket
@@ -15,12 +16,13 @@ import time
 import numpy as np
 import pytest
 from backend import T, theano
-from process_state import worker_pids
+from process_state import shared_links, worker_pids
 from scripts import run_script
 from seccomp import needs_seccomp
 
 import synkhronos as synk
-from synkhronos._memory import segments
+from synkhronos._memory import channels, segments
+from synkhronos._rank import messages
 
 IN_OPEN, IN_CREATE = 0x20, 0x100
 NOBODY = 65534
@@ -100,13 +102,11 @@ def test_memory_is_for_this_user_alone(family):
     assert len(kept) == 100
     found = 0
     for pid in family:
-        links = [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
+        links = shared_links(pid)
         if os.getuid() == 0:  # what is mapped can be looked at by the superuser only
-            links += [f"/proc/{pid}/map_files/{name}" for name in os.listdir(f"/proc/{pid}/map_files")]
+            links += shared_links(pid, "map_files")
         for link in links:
             try:
-                if not os.readlink(link).startswith("/memfd:synkhronos"):
-                    continue
                 status = os.stat(link)
             except FileNotFoundError:
                 continue
@@ -167,30 +167,20 @@ def test_names_where_the_kernel_needs_them_are_unguessable():
 def test_another_user_cannot_reach_the_memory(family):
     kept = synk.data(np.ones(100))
     assert len(kept) == 100
-    attempts, mine = [], []
-    for pid in family:
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            path = f"/proc/{pid}/fd/{name}"
-            try:
-                if os.readlink(path).startswith("/memfd:synkhronos"):
-                    attempts.append(path)
-                    mine.append(os.path.exists(path))
-            except FileNotFoundError:
-                continue
-        attempts += [f"/proc/{pid}/mem", f"/proc/{pid}/environ", f"/proc/{pid}/maps"]
+    attempts = [f"/proc/{pid}/{name}" for pid in family for name in ("mem", "environ", "maps")]
+    attempts += [link for pid in family for link in shared_links(pid)]
     assert len(attempts) > 3 * len(family)
+    nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/"}
+
+    def run_as_nobody(script, *arguments):
+        command = ["sh", "-c", script, "sh", *map(str, arguments)]
+        return subprocess.run(command, text=True, capture_output=True, timeout=30, **nobody)
+
     script = 'for path; do (exec 3<"$path") && echo "read $path"; (exec 3>>"$path") && echo "wrote $path"; done; id -u'
-    done = subprocess.run(
-        ["sh", "-c", script, "sh", *attempts], user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", text=True,
-        capture_output=True, timeout=30,
-    )  # fmt: skip
+    done = run_as_nobody(script, *attempts)
     assert done.stdout == f"{NOBODY}\n"
     assert done.stderr.count("ermission denied") >= len(attempts)
-    signals = subprocess.run(
-        ["sh", "-c", "for pid; do kill -9 $pid && echo killed; done", "sh", *map(str, family)],
-        user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", text=True, capture_output=True, timeout=30,
-    )  # fmt: skip
-    assert signals.stdout == ""
+    assert run_as_nobody("for pid; do kill -9 $pid && echo killed; done", *family).stdout == ""
     use()
 
 
@@ -210,8 +200,6 @@ class Trap:
 @pytest.fixture
 def foreign_files(tmp_path):
     """Names like ours in /dev/shm, made by others; each holds a trap."""
-    import pickle
-
     trap = pickle.dumps(Trap(str(tmp_path / "sprung")))
     finished = subprocess.Popen([sys.executable, "-c", ""])
     finished.wait()
@@ -228,9 +216,8 @@ def foreign_files(tmp_path):
         with open(f"/dev/shm/{name}", "wb") as file:
             file.write(trap * 100)
         os.chmod(f"/dev/shm/{name}", 0o666)
-    for what in names:
-        if what != "fresh":
-            os.utime(f"/dev/shm/{names[what]}", (time.time() - 3600,) * 2)
+    for name in {*names.values()} - {names["fresh"]}:
+        os.utime(f"/dev/shm/{name}", (time.time() - 3600,) * 2)
     if os.getuid() == 0:
         os.chown(f"/dev/shm/{names['of another user']}", NOBODY, NOBODY)
     names["link"] = f"synkhronos-{finished.pid}-link"
@@ -315,27 +302,18 @@ def test_ranks_open_nothing_that_others_could_reach(tmp_path):
 
 def test_messages_are_read_only_from_inherited_memory(family, monkeypatch):
     """Whatever the master unpickles in a call lay in memory that it made before it forked, or that a worker made."""
-    import pickle
-
-    from synkhronos._memory import channels as box
-    from synkhronos._rank import messages
-
-    sources = []
-    get = box.Mailbox.get
+    sources, loaded = [], []
+    get, loads = channels.Mailbox.get, pickle.loads
 
     def noted(box, channel):
-        message = get(box, channel)
-        sources.append(message)
-        return message
-
-    loads = pickle.loads
-    loaded = []
+        sources.append(get(box, channel))
+        return sources[-1]
 
     def strict(message, *rest, **named):
         loaded.append(message)
         return loads(message, *rest, **named)
 
-    monkeypatch.setattr(box.Mailbox, "get", noted)
+    monkeypatch.setattr(channels.Mailbox, "get", noted)
     monkeypatch.setattr(messages.pickle, "loads", strict)
     use()
     assert loaded

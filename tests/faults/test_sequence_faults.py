@@ -143,29 +143,20 @@ def test_a_worker_that_dies_between_sequences_has_all_inputs_again(synchronize):
             assert kill
 
 
-def test_ctrl_c_in_a_part(synchronize):
+@pytest.mark.parametrize(("rank", "delay"), [(1, 0.6), (0, 0.4)])
+def test_ctrl_c_in_a_part(synchronize, handled, rank, delay):
     synchronize(2)
     first, second, third, fault, counts = prepared()
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    old = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for rank, delay in ((1, 0.6), (0, 0.4)):
-            synk.set_value(rank, fault, SLEEP)
-            signal.setitimer(signal.ITIMER_REAL, delay)
-            begun = time.monotonic()
-            with pytest.raises(KeyboardInterrupt):
-                run_all(first, second, third, counts)
-            assert time.monotonic() - begun < scaled(20)
-            prepared()
-            assert run_all(first, second, third, counts) == [12, 12]
-            assert counted(counts) == [[1.0] * 2] * 3
-            prepared()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+    handled(signal.SIGALRM, signal.default_int_handler)
+    synk.set_value(rank, fault, SLEEP)
+    signal.setitimer(signal.ITIMER_REAL, delay)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_all(first, second, third, counts)
+    assert time.monotonic() - begun < scaled(20)
+    prepared()
+    assert run_all(first, second, third, counts) == [12, 12]
+    assert counted(counts) == [[1.0] * 2] * 3
 
 
 def test_ctrl_c_in_the_block(synchronize):
@@ -174,14 +165,13 @@ def test_ctrl_c_in_the_block(synchronize):
     with pytest.raises(KeyboardInterrupt), synk.sequence():
         future = first(DATA)
         third()
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(10)
+        signal.raise_signal(signal.SIGINT)
     with pytest.raises(synk.SessionError, match="KeyboardInterrupt"):
         future.result()
     assert counted(counts) == [[0.0] * 2] * 3
 
 
-def test_a_handler_with_a_sequence_while_another_waits_to_be_sent(synchronize):
+def test_a_handler_with_a_sequence_while_another_waits_to_be_sent(synchronize, handled):
     synchronize(2)
     first, second, third, fault, counts = prepared()
     synk.broadcast(fault, SLEEP)
@@ -195,18 +185,14 @@ def test_a_handler_with_a_sequence_while_another_waits_to_be_sent(synchronize):
             raised.append(str(error))
 
     slow = threading.Thread(target=second, args=(DATA,))
-    old = signal.signal(signal.SIGALRM, handler)
-    try:
-        with synk.sequence():
-            future = first(DATA)
-            third()
-            slow.start()
-            wait_for_a_call()  # so that the end of the block waits
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
-        slow.join()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+    handled(signal.SIGALRM, handler)
+    with synk.sequence():
+        future = first(DATA)
+        third()
+        slow.start()
+        wait_for_a_call()  # so that the end of the block waits
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+    slow.join()
     assert len(raised) == 1 and "another sequence is open" in raised[0]
     assert future.result() == DATA.sum()
     assert counted(counts) == [[1.0] * 2] * 3

@@ -1,6 +1,7 @@
 """Signals that programs handle themselves, and signals to the whole UNIX process group."""
 
 import functools
+import itertools
 import os
 import signal
 import threading
@@ -8,44 +9,14 @@ import time
 
 import numpy as np
 import pytest
-from backend import T, theano
-from fault_ops import NOTHING, SLEEP, Fault
-from process_state import is_running, wait_for_end, worker_pids
-from scripts import ROOT, run_script, start_script
+from fault_ops import NOTHING, RAISE, SLEEP
+from faulty_function import built
+from process_state import is_running, wait_for_a_call, wait_for_end, worker_pids
+from scripts import ROOT, read_pids, run_script, start_script
 
 import synkhronos as synk
 from synkhronos._session import held
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
-
-_built = {}
-
-
-@pytest.fixture
-def handled():
-    """Sets handlers of signals for one test."""
-    before = {}
-
-    def handle(number, handler):
-        before.setdefault(number, signal.signal(number, handler))
-
-    yield handle
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture
-def faulty(synchronize):
-    """A session of three ranks, a function, and the variable that says what should go wrong on which rank."""
-    synchronize(3)
-    if not _built:
-        x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
-        _built["f"] = synk.function([x], (Fault()(x, fault).sum(), "sum"), mode="FAST_COMPILE")
-        _built["fault"] = fault
-    synk.distribute()
-    synk.broadcast(_built["fault"], NOTHING)
-    assert _built["f"](np.ones(6)) == 6
-    return _built["f"], _built["fault"]
 
 
 class Alarm(Exception):
@@ -62,31 +33,31 @@ class Alarms:
     def method(self, number, frame):
         raise Alarm(number)
 
-    def __call__(self, number, frame):
-        raise Alarm(number)
-
-
-def with_more(what, number, frame):
-    raise Alarm(what)
+    __call__ = method
 
 
 HANDLERS = {
     "function": give_alarm,
     "method": Alarms().method,
     "object": Alarms(),
-    "partial": functools.partial(with_more, "more"),
+    "partial": functools.partial(lambda more, *signalled: give_alarm(*signalled), "more"),
     "lambda": lambda number, frame: give_alarm(number, frame),
 }
 
 # ---------------------------------------------------------------- handlers that raise
 
 
-@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_handler_that_raises_while_a_call_waits(faulty, handled, number, rank):
+NUMBERS = [signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]
+
+
+@pytest.mark.parametrize(
+    ("number", "rank", "kind"),
+    [*itertools.product(NUMBERS, [0, 1], ["function"]), *itertools.product([signal.SIGALRM], [0], [*HANDLERS][1:])],
+)
+def test_a_handler_that_raises_while_a_call_waits(three, handled, number, rank, kind):
     """The master waits for a worker, or is itself in its share: the exception of the handler comes as it is."""
-    f, fault = faulty
-    handled(number, give_alarm)
+    f, fault, _ = three
+    handled(number, HANDLERS[kind])
     synk.set_value(rank, fault, SLEEP)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), number))
     timer.start()
@@ -97,28 +68,16 @@ def test_a_handler_that_raises_while_a_call_waits(faulty, handled, number, rank)
     assert f(np.ones(6)) == 6
 
 
-@pytest.mark.parametrize("kind", HANDLERS)
-def test_handlers_of_every_kind(faulty, handled, kind):
-    f, fault = faulty
-    handled(signal.SIGALRM, HANDLERS[kind])
-    synk.set_value(0, fault, SLEEP)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    with pytest.raises(Alarm):
-        f(np.ones(6))
-    synk.broadcast(fault, NOTHING)
-    assert f(np.ones(6)) == 6
-
-
-def test_an_exception_of_the_function_is_no_handlers(faulty, handled):
-    f, fault = faulty
+def test_an_exception_of_the_function_is_no_handlers(three, handled):
+    f, fault, _ = three
     handled(signal.SIGALRM, give_alarm)
-    synk.set_value(0, fault, 1)
+    synk.set_value(0, fault, RAISE)
     with pytest.raises(synk.WorkerError, match="ZeroDivisionError"):
         f(np.ones(6))
 
 
-def test_a_handler_that_returns_disturbs_nothing(faulty, handled):
-    f, fault = faulty
+def test_a_handler_that_returns_disturbs_nothing(three, handled):
+    f, fault, _ = three
     came = []
     handled(signal.SIGALRM, lambda *some: came.append(1))
     synk.set_value(1, fault, SLEEP)
@@ -183,7 +142,6 @@ def test_handlers_that_raise_at_any_moment():
                 live.clear()
                 broken += 1
                 armed.clear()
-                time.sleep(0.01)
                 synk.close()
                 synk.fork(3)
         stop.append(1)
@@ -287,12 +245,20 @@ def test_a_handler_that_was_saved_while_another_stood_in_for_it(handled):
 # ---------------------------------------------------------------- handlers that use the session
 
 
-def test_a_handler_may_not_use_the_ranks_in_the_middle_of_a_call(faulty, handled):
-    f, fault = faulty
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda: synk.gather(built["fault"]), r"this call interrupts another one.*set a flag"),
+        # past the check of the public functions, as from a finalizer: the dispatcher itself must refuse it
+        (lambda: held().flush(), "this call interrupts another one"),
+    ],
+)
+def test_a_handler_may_not_use_the_ranks_in_the_middle_of_a_call(three, handled, use, message):
+    f, fault, _ = three
     synk.set_value(1, fault, SLEEP)
-    handled(signal.SIGALRM, lambda *some: synk.gather(fault))
+    handled(signal.SIGALRM, lambda *some: use())
     signal.setitimer(signal.ITIMER_REAL, 0.5)
-    with pytest.raises(synk.SessionError, match=r"this call interrupts another one.*set a flag"):
+    with pytest.raises(synk.SessionError, match=message):
         f(np.ones(6))
     synk.broadcast(fault, NOTHING)
     assert f(np.ones(6)) == 6
@@ -300,60 +266,28 @@ def test_a_handler_may_not_use_the_ranks_in_the_middle_of_a_call(faulty, handled
     assert f(np.ones(6)) == 6
 
 
-def test_a_command_within_a_command_is_refused_and_the_session_goes_on(faulty, handled):
-    """Past the check of the public functions, as from a finalizer: the dispatcher itself must refuse it."""
-    f, fault = faulty
+@pytest.mark.parametrize(
+    ("at_once", "message"), [(False, "closed"), (True, r"synkhronos\.close: another thread closes the session")]
+)
+def test_a_handler_that_closes_the_session_in_the_middle_of_a_call(fresh, handled, at_once, message):
+    """Alone, or at once with another thread."""
+    f, fault, _ = fresh
+    pids, thread = worker_pids(), threading.Thread(target=synk.close)
     synk.set_value(1, fault, SLEEP)
-    handled(signal.SIGALRM, lambda *some: held().flush())
+    handled(signal.SIGALRM, lambda *some: synk.close())
+    handled(signal.SIGUSR1, lambda *some: thread.start())
     signal.setitimer(signal.ITIMER_REAL, 0.5)
-    with pytest.raises(synk.SessionError, match="this call interrupts another one"):
+    if at_once:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    with pytest.raises(synk.SessionError, match=message):
         f(np.ones(6))
-    synk.broadcast(fault, NOTHING)
-    assert f(np.ones(6)) == 6
-    os.kill(os.getpid(), signal.SIGALRM)  # between calls it may
-    assert f(np.ones(6)) == 6
-
-
-def sleeping():
-    """A function that takes a second on rank 1 of three, the variable that says so, and the workers."""
-    synk.fork(3)
-    x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
-    f = synk.function([x], (Fault()(x, fault).sum(), "sum"), mode="FAST_COMPILE")
-    f(np.ones(6))
-    pids = worker_pids()
-    synk.set_value(1, fault, SLEEP)
-    return f, fault, pids
-
-
-def check_closed(f, fault, pids):
-    """No worker is left, and the function is one of the next session."""
+    if at_once:
+        thread.join(20)
+    assert not thread.is_alive()
     assert not any(map(is_running, pids))
     synk.fork(2)
     synk.broadcast(fault, NOTHING)
     assert f(np.ones(6)) == 6
-
-
-def test_a_handler_that_closes_the_session_in_the_middle_of_a_call(no_session, handled):
-    f, fault, pids = sleeping()
-    handled(signal.SIGALRM, lambda *some: synk.close())
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    with pytest.raises(synk.SessionError, match="closed"):
-        f(np.ones(6))
-    check_closed(f, fault, pids)
-
-
-def test_a_handler_and_a_thread_that_close_the_session_at_once(no_session, handled):
-    f, fault, pids = sleeping()
-    thread = threading.Thread(target=synk.close)
-    handled(signal.SIGALRM, lambda *some: synk.close())
-    handled(signal.SIGUSR1, lambda *some: thread.start())
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-    with pytest.raises(synk.SessionError, match=r"synkhronos\.close: another thread closes the session"):
-        f(np.ones(6))
-    thread.join(20)
-    assert not thread.is_alive()
-    check_closed(f, fault, pids)
 
 
 # ---------------------------------------------------------------- signals to the whole process group
@@ -364,8 +298,8 @@ x, w, fault = T.dvector("x"), theano.shared(np.zeros(3), "w"), theano.shared(np.
 f = synk.function([x], (Fault()(x, fault).sum(), "sum"), updates=[(w, w + 1)], mode="FAST_COMPILE")
 f(np.ones(6))
 {before}
-print(*worker_pids(), flush=True)
 try:
+    print(*worker_pids(), flush=True)
     while True:
         assert f(np.ones(6)) == 6
         {loop}
@@ -378,14 +312,13 @@ synk.close()
 """
 
 
-def signal_the_group(number, before="", loop="", caught="ZeroDivisionError", **options):
-    """Signal a program and its workers while they work; returns exit code, what was printed, and the workers' pids."""
-    source = SIGNALLED.format(before=before, loop=loop, caught=caught)
-    process = start_script(source, start_new_session=True, **options)
-    pids = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(pids) == 2, process.communicate()
-    time.sleep(0.2)
-    os.killpg(process.pid, number)
+def signal_the_group(*numbers, before="", loop="", caught="ZeroDivisionError"):
+    """Signal a program and its workers while they work; returns exit code, and what was printed."""
+    process = start_script(SIGNALLED.format(before=before, loop=loop, caught=caught), start_new_session=True)
+    pids = read_pids(process)
+    wait_for_a_call(process.pid)
+    for number in numbers:
+        os.killpg(process.pid, number)
     try:
         out, err = process.communicate(timeout=30)
         wait_for_end(pids)
@@ -401,8 +334,7 @@ ASKING = [signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGHUP, signal.
 @pytest.mark.parametrize("number", ASKING, ids=str)
 def test_a_handler_that_notes_the_signal_and_saves_later(number):
     before = f"came = []; signal.signal({int(number)}, lambda *some: came.append(1))"
-    returncode, out, err = signal_the_group(number, before, "if came: break")
-    assert (returncode, out, err) == (0, "saved\n", "")
+    assert signal_the_group(number, before=before, loop="if came: break") == (0, "saved\n", "")
 
 
 @pytest.mark.parametrize("number", ASKING[:3], ids=str)
@@ -414,15 +346,14 @@ def preempted(*some):
     raise Preempted
 signal.signal({int(number)}, preempted)
 """
-    returncode, out, err = signal_the_group(number, before, caught="Preempted")
+    returncode, out, err = signal_the_group(number, before=before, caught="Preempted")
     assert (returncode, out) == (0, "saved\n")
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("number", ASKING[:4], ids=str)
 def test_without_a_handler_master_and_workers_end_by_the_signal(number):
-    returncode, out, err = signal_the_group(number)
-    assert (returncode, out, err) == (-number, "", "")
+    assert signal_the_group(number) == (-number, "", "")
 
 
 def test_what_the_master_ignores_ends_no_worker():
@@ -431,23 +362,21 @@ def test_what_the_master_ignores_ends_no_worker():
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 signal.signal(signal.SIGXCPU, signal.SIG_IGN)
 synk.close(); synk.fork(3); f(np.ones(6))
-threading.Timer(1.0, os.killpg, (0, signal.SIGXCPU)).start()
-end = time.monotonic() + 2
+came = []; signal.signal(signal.SIGUSR1, lambda *some: came.append(1))
 """
-    returncode, out, err = signal_the_group(signal.SIGHUP, before, "if time.monotonic() > end: break")
-    assert (returncode, out, err) == (0, "saved\n", "")
+    numbers = [signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1]
+    assert signal_the_group(*numbers, before=before, loop="if came: break") == (0, "saved\n", "")
 
 
 def test_the_example_saves_and_exits(tmp_path, monkeypatch):
     """The program of docs/robustness.md, and SIGTERM to all of its processes, as ``timeout`` sends it."""
     document = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
     program = document.split("<!-- run by test_user_signals.py -->\n```python\n")[1].split("```")[0]
-    program = program.replace("for i in", "print('ready', flush=True)\nfor i in")
+    program = program.replace("    step(data)\n", "    step(data)\n    if i == 3: print('ready', flush=True)\n")
     program = program.replace("import theano\nimport theano.tensor as T\n", "from backend import T, theano\n")
     monkeypatch.chdir(tmp_path)
     process = start_script("\n" + program, start_new_session=True)
     assert process.stdout.readline() == "ready\n", process.communicate()
-    time.sleep(0.3)
     os.killpg(process.pid, signal.SIGTERM)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (128 + signal.SIGTERM, "", "")
@@ -458,8 +387,8 @@ def test_the_example_saves_and_exits(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_to_one_worker_alone_does_nothing(faulty, number):
-    f, _ = faulty
+def test_a_signal_to_one_worker_alone_does_nothing(three, number):
+    f, *_ = three
     pids = worker_pids()
     for pid in pids:
         os.kill(pid, number)
@@ -483,13 +412,14 @@ def test_signals_while_workers_are_forked():
             while not stop:
                 os.killpg(0, signal.SIGTERM), os.killpg(0, signal.SIGUSR1)
                 time.sleep(0.003)
-        threading.Thread(target=signals, daemon=True).start()
+        thread = threading.Thread(target=signals)
+        thread.start()
         for _ in range(15):
             synk.fork(4)
             assert len(worker_pids()) == 3
             synk.close()
         stop.append(1)
-        time.sleep(0.01)
+        thread.join()
         print(len(came) > 20)
         """,
         start_new_session=True,
@@ -546,7 +476,6 @@ def test_stack_dumps_of_workers_go_on_working():
         faulthandler.register(signal.SIGUSR2, all_threads=False)
         synk.fork(2)
         os.kill(worker_pids()[0], signal.SIGUSR2)
-        time.sleep(0.3)
         synk.close()
         """
     )
@@ -573,38 +502,3 @@ def test_stack_dumps_that_go_on_to_a_handler_outlive_a_session():
     )
     assert out == "[]\n[1, 1]\n"
     assert err.count("most recent call first") == 2
-
-
-# ---------------------------------------------------------------- the end of the master
-
-
-def test_a_worker_ends_with_the_thread_that_forked_it_gone_and_a_child_of_the_users_alive():
-    process = start_script(
-        """
-        def main():
-            synk.fork(3)
-            x = T.dvector("x")
-            f = synk.function([x], (Hog(os.getpid())(x).sum(), "sum"), mode="FAST_COMPILE")
-            synk.distribute()
-            child = os.fork()
-            if child == 0:
-                time.sleep(60)
-                os._exit(0)
-            print(*set(worker_pids()) - {child}, child, flush=True)
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            f(np.ones(3))
-        thread = threading.Thread(target=main, daemon=True)
-        thread.start()
-        thread.join()
-        """,
-    )
-    *pids, child = [int(pid) for pid in process.stdout.readline().split()]
-    try:
-        process.wait(timeout=20)
-        assert len(pids) == 2
-        wait_for_end(pids)
-        assert is_running(child)
-    finally:
-        for pid in filter(is_running, [*pids, child]):
-            os.kill(pid, signal.SIGKILL)
-        process.communicate()

@@ -8,11 +8,11 @@ import re
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 from backend import theano_only
 from gpu_devices import gpus
+from namespace_hosts import MPIEXEC
 from scripts import ROOT
 
 pytestmark = theano_only("GPUs")
@@ -26,24 +26,14 @@ on_each_kind = pytest.mark.parametrize(
 slow = [pytest.mark.slow, pytest.mark.timeout(660)]
 
 
-MPIEXEC = Path(sys.executable).with_name("mpiexec")
-
-
 def run(kind, arguments, n_ranks=2, flags="", launch=(), **environment):
     """Run Python on some ranks (on CUDA: on all GPUs, if there are more); returns the process."""
     there = gpus(kind)
     devices = (there * n_ranks)[: max(n_ranks, len(there) if kind == "cuda" else 0)]
     flags = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), flags]))
-    environment = {"SYNKHRONOS_DEVICES": ",".join(devices), "THEANO_FLAGS": flags, **environment}
-    return subprocess.run(
-        [*launch, sys.executable, *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-    )
+    environment = {**os.environ, "SYNKHRONOS_DEVICES": ",".join(devices), "THEANO_FLAGS": flags, **environment}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.run([*launch, sys.executable, *arguments], cwd=ROOT, env=environment, timeout=600, **streams)
 
 
 def program(text):

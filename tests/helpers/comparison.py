@@ -1,13 +1,12 @@
-"""Comparison of arrays and random states, and the expected division of rows."""
+"""Comparison of arrays, and the expected division of rows."""
 
 import numpy as np
 
 
 def shares(n, n_ranks):
     """Each rank's rows, by another way than the library's."""
-    return [
-        (int(part[0]), int(part[-1]) + 1) if len(part) else (0, 0) for part in np.array_split(np.arange(n), n_ranks)
-    ]
+    parts = np.array_split(np.arange(n), n_ranks)
+    return [(int(part[0]), int(part[-1]) + 1) if len(part) else (0, 0) for part in parts]
 
 
 def assert_close(actual, expected, rtol=2e-5, atol=1e-6):
@@ -17,7 +16,12 @@ def assert_close(actual, expected, rtol=2e-5, atol=1e-6):
     np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
 
 
-def same_state(one, other):
-    """Whether two states of random streams are the same: arrays, or NumPy's generators."""
-    one, other = (getattr(state, "bit_generator", None) or state for state in (one, other))
-    return one.state == other.state if hasattr(one, "state") else np.array_equal(one, other)
+def close(actual, expected, rtol=1e-9, atol=1e-11):
+    """Arrays or shared variables, or lists of as many, that are equal but for the rounding of float64."""
+    if isinstance(actual, (list, tuple)):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected):
+            close(one, other, rtol, atol)
+    else:
+        actual, expected = (getattr(one, "get_value", lambda one=one: one)() for one in (actual, expected))
+        assert_close(actual, expected, rtol, atol)

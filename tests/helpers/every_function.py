@@ -1,8 +1,14 @@
 """Functions and variables of every kind, and a check of all of them on all ranks."""
 
+import os
+import signal
+import threading
+
 import numpy as np
+import pytest
 from backend import MRG_RandomStreams, RandomStreams, T, theano
 from fault_ops import NOTHING, Fault
+from process_state import worker_pids
 
 import synkhronos as synk
 
@@ -30,6 +36,29 @@ def build():
     synk.distribute()
     synk.broadcast([built["fault"], built["w"]], [NOTHING, np.zeros(3)])
     return built["f"], built["fault"]
+
+
+def restarted(call, *arguments):
+    """The error of a call that has a worker replaced."""
+    with pytest.raises(synk.WorkerRestarted) as caught:
+        call(*arguments)
+    return caught.value
+
+
+def is_killed(attempt, seconds, chance):
+    """Kill a worker within an attempt that takes so many seconds, or just after it; whether the attempt saw that."""
+    pid = chance.choice(worker_pids())
+    killer = threading.Timer(chance.uniform(0, 1.3 * seconds), os.kill, (pid, signal.SIGKILL))
+    killer.start()
+    try:
+        attempt()
+    except synk.WorkerRestarted as error:
+        assert len(error.ranks) == 1
+        assert f"pid {pid}" in str(error)
+        return True
+    finally:
+        killer.join()
+    return False
 
 
 def check_everything(n_ranks):

@@ -132,10 +132,9 @@ def install():
     import pygpu.collectives
 
     from synkhronos._collectives import nccl
-    from synkhronos._collectives import nccl as communicator
     from synkhronos._session import devices as gpus
 
     pygpu.collectives.GpuComm, pygpu.collectives.GpuCommCliqueId = GpuComm, GpuCommCliqueId
     gpus.may_use_nccl = lambda devices: True
     nccl._MAX_ELEMENTS = MAX_ELEMENTS
-    communicator.abort = abort
+    nccl.abort = abort

@@ -40,7 +40,19 @@ class Fault(theano.Op):
         return [gradients[0], theano.gradient.disconnected_type()]
 
 
-class Unloadable(theano.Op):
+class Copy(theano.Op):
+    """A copy of its input."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = inputs[0].copy()
+
+
+class Unloadable(Copy):
     """An op that can be pickled, but not unpickled on a worker while an environment variable says so."""
 
     __props__ = ("file",)
@@ -52,12 +64,6 @@ class Unloadable(theano.Op):
         self.__dict__.update(state)
         if os.path.exists(self.file):
             raise LookupError("cannot be unpickled here")
-
-    def make_node(self, x):
-        return theano.Apply(self, [x], [x.type()])
-
-    def perform(self, node, inputs, outputs):
-        outputs[0][0] = inputs[0].copy()
 
 
 class Slow(Unloadable):
@@ -74,7 +80,7 @@ class Slow(Unloadable):
         time.sleep(0.5 * (os.getpid() != self.pid))
 
 
-class Hog(theano.Op):
+class Hog(Copy):
     """Computes for long without ever letting go of the interpreter's lock, as Theano's C code does."""
 
     __props__ = ("pid",)
@@ -82,10 +88,7 @@ class Hog(theano.Op):
     def __init__(self, pid):
         self.pid = pid
 
-    def make_node(self, x):
-        return theano.Apply(self, [x], [x.type()])
-
     def perform(self, node, inputs, outputs):
         if os.getpid() != self.pid:
             pow(3, 60_000_000)
-        outputs[0][0] = inputs[0].copy()
+        super().perform(node, inputs, outputs)

@@ -1,13 +1,15 @@
-"""A function that fails on request, and the check that a session is broken."""
+"""A function that fails on request, and checks of sessions in which it is slow, or that are broken."""
 
+import concurrent.futures
+import contextlib
 import time
 
 import numpy as np
 import pytest
 from backend import T, theano
 from deadline import scaled
-from fault_ops import NOTHING, Fault
-from process_state import is_running, shared_memory_names
+from fault_ops import NOTHING, SLEEP, Fault
+from process_state import is_running, shared_memory_names, wait_for_a_call
 
 import synkhronos as synk
 
@@ -27,6 +29,17 @@ def build():
     return built["f"], built["fault"], built["big"]
 
 
+@contextlib.contextmanager
+def slow_call():
+    """Meanwhile another thread is in a call that takes a second; it returns the right result."""
+    synk.set_value(1, built["fault"], SLEEP)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        result = pool.submit(built["f"], np.ones(6))
+        wait_for_a_call()
+        yield
+        assert result.result(20) == 6
+
+
 def assert_broken(pids):
     """Each call says that the session is broken; `close` returns at once, and nothing is left."""
     function, fault, big = built["f"], built["fault"], built["big"]
@@ -38,7 +51,7 @@ def assert_broken(pids):
         lambda: synk.get_value(1, fault),
         synk.distribute,
     ):
-        with pytest.raises(synk.SessionError, match=r"broken.*close\(\)"):
+        with pytest.raises(synk.SessionError, match=r"broken.*close\(\).*fork\(\)"):
             call()
     began = time.monotonic()
     synk.close()

@@ -3,6 +3,7 @@
 `make coverage` combines the data of all processes first.
 """
 
+import contextlib
 import io
 import json
 import sys
@@ -14,12 +15,8 @@ LEAST = 93
 measured = coverage.Coverage()
 measured.load()
 measured.report()
-printed = io.StringIO()
-stdout, sys.stdout = sys.stdout, printed
-try:
+with contextlib.redirect_stdout(io.StringIO()) as printed:
     measured.json_report(outfile="-")
-finally:
-    sys.stdout = stdout
 totals = json.loads(printed.getvalue())["totals"]
 lines = 100 * totals["covered_lines"] / totals["num_statements"]
 branches = 100 * totals["covered_branches"] / totals["num_branches"]

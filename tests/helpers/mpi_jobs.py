@@ -1,5 +1,7 @@
-"""Programs that run on several hosts, and what they say."""
+"""Programs that run on several hosts, or as if on several, and what they say."""
 
+import os
+import subprocess
 import sys
 import textwrap
 import time
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from deadline import wait_for
-from namespace_hosts import HAS_MPI
+from namespace_hosts import HAS_MPI, MPIEXEC, Hosts, reason_to_skip
 
 needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py or mpiexec is not installed")
 
@@ -33,11 +35,47 @@ PRELUDE = f"""
 """
 
 
+def run_processes(*sources, n=2, **environment):
+    """Run a program by mpiexec, as if each process were on its own node; its exit code, output, and errors."""
+    launcher = [MPIEXEC, "-n", str(n)] if n > 1 else []
+    done = subprocess.run(
+        [*launcher, sys.executable, "-c", "".join(map(textwrap.dedent, sources))],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def output_of(*sources, **options):
+    """What a program prints that `run_processes` runs, and that succeeds."""
+    code, out, err = run_processes(*sources, **options)
+    assert code == 0, out + err
+    return out
+
+
+def hosts_or_skip(n, **options):
+    """So many `Hosts`; the test is skipped where there can be none."""
+    reason = reason_to_skip()
+    if reason is not None:
+        pytest.skip(reason)
+    return Hosts(n, **options)
+
+
 def start(hosts, *sources):
     """Start a program on all hosts, on which what earlier ones have left is old."""
     for name in hosts.names:
         hosts.inside(name, "find", "/dev/shm", "-type", "f", "-exec", "touch", "-d", "2 minutes ago", "{}", "+")
     return hosts.start(sys.executable, "-c", "".join(map(textwrap.dedent, [PRELUDE, *sources])))
+
+
+def start_until_ready(hosts, *sources):
+    """Start a program on all hosts, and wait until it says that it is ready."""
+    job = start(hosts, *sources)
+    assert hear(job)[1] == "ready"
+    return job
 
 
 def hear(job):
@@ -62,6 +100,13 @@ def ends_well(hosts, job):
     out, err = job.communicate(timeout=60)
     assert (said, job.returncode, out) == ("parts", 0, ""), err
     until_nothing_is_left(hosts, time.monotonic(), limit=10)
+
+
+def ends_badly(hosts, job, since, limit):
+    """The program fails, and nothing is left but files of MPI's; returns how long that took."""
+    job.communicate(timeout=60)
+    assert job.returncode != 0
+    return until_nothing_is_left(hosts, since, limit, of_mpi=True)
 
 
 def until_nothing_is_left(hosts, since, limit, of_mpi=False):

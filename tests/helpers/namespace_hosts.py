@@ -204,15 +204,8 @@ class Hosts:
         return self._start([*DIES_WITH_US, *self.enter(name), *command], {**_LAUNCHING, **shells, **environment})
 
     def _start(self, command, environment):
-        job = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **ENVIRONMENT, **environment},
-            cwd=os.getcwd(),
-            start_new_session=True,
-        )
+        pipes, environment = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}, {**ENVIRONMENT, **environment}
+        job = subprocess.Popen(command, **pipes, text=True, env={**os.environ, **environment}, start_new_session=True)
         self._jobs.append(job)
         return job
 

@@ -95,15 +95,26 @@ def kill(*pids):
     wait_for_end(pids)
 
 
+def shared_sizes(pid):
+    """The bytes of each segment that a process has mapped."""
+    with open(f"/proc/{pid}/maps") as maps:
+        ranges = [line.split()[0].split("-") for line in maps if "/memfd:synkhronos" in line]
+    return [int(end, 16) - int(start, 16) for start, end in ranges]
+
+
+def shared_links(pid, kind="fd"):
+    """The links in /proc to segments that a process has open, or mapped (``map_files``, for the superuser)."""
+    links = []
+    for name in os.listdir(f"/proc/{pid}/{kind}"):
+        with contextlib.suppress(FileNotFoundError):  # it has been closed meanwhile
+            if os.readlink(f"/proc/{pid}/{kind}/{name}").startswith("/memfd:synkhronos"):
+                links.append(f"/proc/{pid}/{kind}/{name}")
+    return links
+
+
 def shared_bytes(pid):
     """Bytes of the segments that a process has mapped."""
-    total = 0
-    with open(f"/proc/{pid}/maps") as maps:
-        for line in maps:
-            if "/memfd:synkhronos" in line:
-                start, end = line.split()[0].split("-")
-                total += int(end, 16) - int(start, 16)
-    return total
+    return sum(shared_sizes(pid))
 
 
 def later(seconds, action, *arguments):

@@ -9,8 +9,8 @@ import pytensor.link.c.cvm  # before a test sets cxx="", which would leave the p
 import pytensor.raise_op
 import pytensor.sparse
 import pytensor.tensor as pt
-from pytensor.compile.debug.monitormode import MonitorMode
-from pytensor.compile.debug.nanguardmode import NanGuardMode
+from pytensor.compile.debug.monitormode import MonitorMode  # noqa: F401
+from pytensor.compile.debug.nanguardmode import NanGuardMode  # noqa: F401
 from pytensor.conditional.op import ifelse
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import graph_inputs
@@ -18,20 +18,6 @@ from pytensor.scan import views
 from pytensor.scan.basic import scan
 from pytensor.scan.utils import until
 from pytensor.tensor.random.utils import RandomStream
-
-__all__ = [
-    "MRG_RandomStreams",
-    "MonitorMode",
-    "NanGuardMode",
-    "RandomStreams",
-    "T",
-    "ifelse",
-    "lasagne",
-    "pool_2d",
-    "pool_3d",
-    "theano",
-    "uniform",
-]
 
 
 class Names:
@@ -81,10 +67,6 @@ class RandomStreams:
             warnings.simplefilter("ignore", FutureWarning)
             self._streams = RandomStream(seed)
 
-    @property
-    def state_updates(self):
-        return self._streams.state_updates
-
     def seed(self, seed=None):
         self._streams.seed(seed)
 
@@ -96,9 +78,6 @@ class RandomStreams:
 
     def binomial(self, size=None, n=1, p=0.5, dtype="int64"):
         return self._streams.binomial(n, p, size=size).astype(dtype)
-
-    def permutation(self, n, size=None):
-        return self._streams.permutation(n, size=size)
 
 
 #: There is one kind of streams.
@@ -207,12 +186,10 @@ T = Names(
     AllocEmpty=pt.basic.AllocEmpty,
     AsTensorError=TypeError,
     Elemwise=pt.elemwise.Elemwise,
-    Lop=pytensor.gradient.Lop,
     Rop=pytensor.gradient.Rop,
     addbroadcast=addbroadcast,
     batched_dot=batched_dot,
     copy=pt.tensor_copy,
-    elemwise=Names(pt.elemwise, Sum=pt.math.Sum),
     nlinalg=SimpleNamespace(matrix_inverse=pt.linalg.inv, trace=pt.linalg.trace),
     nnet=nnet,
     opt=SimpleNamespace(Assert=pytensor.raise_op.Assert),
@@ -230,7 +207,6 @@ theano = Names(
     foldl=with_updates(views.foldl),
     gof=SimpleNamespace(
         Constant=pytensor.graph.Constant,
-        FunctionGraph=pytensor.graph.FunctionGraph,
         generic=pytensor.link.c.type.generic,
         fg=SimpleNamespace(MissingInputError=pytensor.graph.utils.MissingInputError),
         graph=SimpleNamespace(inputs=lambda outputs: list(graph_inputs(outputs))),

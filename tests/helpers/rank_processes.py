@@ -2,10 +2,10 @@
 
 import os
 import signal
-import time
 import traceback
 
 import numpy as np
+from deadline import wait_for
 
 from synkhronos._collectives import SharedMemoryTransport, Workspace
 from synkhronos._memory.heap import make_regions
@@ -29,21 +29,22 @@ class Ranks:
     def run(self, work, seconds=60.0):
         """Run ``work(rank)`` in a process for each rank; fails if one of them raises, or if they take too long."""
         running = {self._fork(rank, work): rank for rank in range(self.n_ranks)}
-        deadline = time.monotonic() + seconds
         failed = []
+
+        def have_ended():
+            for pid, rank in list(running.items()):
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    del running[pid]
+                    failed.extend([rank] * (status != 0))
+            return not running
+
         try:
-            while running and time.monotonic() < deadline:
-                for pid, rank in list(running.items()):
-                    done, status = os.waitpid(pid, os.WNOHANG)
-                    if done:
-                        del running[pid]
-                        failed += [rank] * (status != 0)
-                time.sleep(0.002)
+            wait_for(have_ended, lambda: f"the end of ranks {sorted(running.values())}", seconds)
         finally:
             for pid in running:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-        assert not running, f"ranks {sorted(running.values())} still wait after {seconds} seconds"
         assert not failed, f"ranks {failed} raised; their tracebacks are above"
 
     def _fork(self, rank, work):
@@ -80,9 +81,8 @@ class Rank:
         self.signals.rank = rank
         self.timeline = Timeline(np.zeros((2, self.n_ranks), np.int64), rank)
         self.barrier = Barrier(self.signals, self.timeline, self.check)
-        self.transport = SharedMemoryTransport(
-            ranks.workspace, self.signals, ranks.regions, self.barrier, self.timeline
-        )
+        shared = ranks.workspace, self.signals, ranks.regions
+        self.transport = SharedMemoryTransport(*shared, self.barrier, self.timeline)
         self.begin(1)
 
     def check(self):

@@ -39,15 +39,9 @@ def python(source, *options, timeout=110, directory=None, **environment):
     A variable of the environment that is None is unset.
     """
     surroundings = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    program = "import _synkhronos_start\n" + textwrap.dedent(source)
-    done = subprocess.run(
-        [sys.executable, *options, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env={name: value for name, value in surroundings.items() if value is not None},
-        cwd=directory,
-    )
+    surroundings = {name: value for name, value in surroundings.items() if value is not None}
+    command = [sys.executable, *options, "-c", "import _synkhronos_start\n" + textwrap.dedent(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=surroundings, cwd=directory)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip(), done.stderr.strip()
 
@@ -66,15 +60,9 @@ def start_script(source, *arguments, fresh=False, stdin=None, start_new_session=
     own = {"PYTHONPATH": python_path(), "PYTHONWARNINGS": "ignore:synkhronos.fork:RuntimeWarning"}  # of many ranks
     if not fresh and environment is None and not fork_server.outdated():
         return fork_server.start(source, arguments, {**os.environ, **own}, stdin, start_new_session)
-    return subprocess.Popen(
-        [sys.executable, "-c", source, *map(str, arguments)],
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=start_new_session,
-        env={**os.environ, **own, **(environment or {})},
-    )
+    streams = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command, environment = [sys.executable, "-c", source, *map(str, arguments)], {**own, **(environment or {})}
+    return subprocess.Popen(command, **streams, start_new_session=start_new_session, env={**os.environ, **environment})
 
 
 def python_path():
@@ -102,16 +90,9 @@ def launch(*arguments, cache, options=(), timeout=110, directory=None, check=Fal
     """Execute ``python -m synkhronos`` with these arguments, and a cache folder of its own."""
     surroundings = {**os.environ, "XDG_CACHE_HOME": str(cache), **environment}
     surroundings["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), str(ROOT)]))
-    return subprocess.run(
-        [sys.executable, *options, "-m", "synkhronos", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        input=stdin,
-        timeout=timeout,
-        env=surroundings,
-        cwd=directory,
-        check=check,
-    )
+    command = [sys.executable, *options, "-m", "synkhronos", *map(str, arguments)]
+    options = {"input": stdin, "timeout": timeout, "env": surroundings, "cwd": directory, "check": check}
+    return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 #: A program with a session of three ranks; it prints the process ids of the workers.
@@ -125,10 +106,10 @@ print(*worker_pids(), flush=True)
 """
 
 
-def read_pids(process):
-    """The process ids of workers that `SESSION` prints."""
+def read_pids(process, n=2):
+    """The process ids, of workers for example, that a program prints, as `SESSION` does."""
     pids = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(pids) == 2, process.communicate()
+    assert len(pids) == n, process.communicate()
     return pids
 
 

@@ -8,20 +8,8 @@ import struct
 import pytest
 
 _NUMBERS = {
-    "x86_64": {
-        "clone": 56,
-        "fallocate": 285,
-        "memfd_create": 319,
-        "pidfd_open": 434,
-        "sched_getaffinity": 204,
-    },
-    "aarch64": {
-        "clone": 220,
-        "fallocate": 47,
-        "memfd_create": 279,
-        "pidfd_open": 434,
-        "sched_getaffinity": 123,
-    },
+    "x86_64": {"clone": 56, "fallocate": 285, "memfd_create": 319, "pidfd_open": 434, "sched_getaffinity": 204},
+    "aarch64": {"clone": 220, "fallocate": 47, "memfd_create": 279, "pidfd_open": 434, "sched_getaffinity": 123},
 }
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06

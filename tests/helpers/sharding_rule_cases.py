@@ -72,9 +72,8 @@ def _elementwise():
         yield Case(labels, lambda x: [-x, x * 2, x + x, T.cast(x, "int8"), x / 3, x % 2], "q")
         yield Case(labels, lambda x: [T.cast(x, "float64"), x * 2], "s")
         yield Case(labels, lambda x: [x, ~x if not on_theano else T.invert(x), T.cast(x, "int64")], "B")
-    yield Case(
-        "ab", lambda x: [x.mean(0), x.mean(), x.mean(1, keepdims=True), x - x.mean(0), x / x.sum(1, keepdims=True)]
-    )
+    yield Case("ab", lambda x: [x.mean(0), x.mean(), x.mean(1, keepdims=True)])
+    yield Case("ab", lambda x: [x - x.mean(0), x / x.sum(1, keepdims=True)])
     yield Case("a", lambda x: T.grad((T.tanh(x) ** 2).sum(), x))
 
 
@@ -101,26 +100,15 @@ def _views():
             yield Case(labels, lambda x: ops.OutputGuard()(x))
 
 
-@family(
-    "gradients",
-    ops.ConsiderConstant,
-    ops.DisconnectedGrad,
-    ops.GradClip,
-    ops.GradScale,
-    ops.UndefinedGrad,
-    ops.ZeroGrad,
-)
+GRADIENTS = (ops.ConsiderConstant, ops.DisconnectedGrad, ops.GradClip, ops.GradScale, ops.UndefinedGrad, ops.ZeroGrad)
+
+
+@family("gradients", *GRADIENTS)
 def _gradients():
-    names = ["disconnected_grad", "undefined_grad", "zero_grad", *["consider_constant"] * on_theano]
+    marks, gradient = ["disconnected_grad", "undefined_grad", "zero_grad"], theano.gradient
     for labels in (".", *LABELS):
-        yield Case(
-            labels,
-            lambda x: [
-                *(getattr(theano.gradient, name)(x) for name in names),
-                theano.gradient.grad_clip(x, -1, 1),
-                theano.gradient.grad_scale(x, 2.0),
-            ],
-        )
+        yield Case(labels, lambda x: [gradient.grad_clip(x, -1, 1), gradient.grad_scale(x, 2.0)])
+        yield Case(labels, lambda x: [getattr(gradient, m)(x) for m in [*marks, *["consider_constant"] * on_theano]])
 
 
 @family("rebroadcast", ops.Rebroadcast)
@@ -134,37 +122,25 @@ def _rebroadcast():
 @family("checks", ops.Assert, ops.CheckAndRaise)
 def _checks():
     for labels in (".", *LABELS[:3]):
-        yield Case(
-            f"{labels} a", lambda x, y: [ops.Assert("no")(x, T.ge(y.sum(), -99)), ops.Assert("no")(x, x.size > 0)]
-        )
+        check = ops.Assert("no")
+        yield Case(f"{labels} a", lambda x, y, check=check: [check(x, T.ge(y.sum(), -99)), check(x, x.size > 0)])
         if not on_theano:
             yield Case(f"{labels} a", lambda x, y: ops.CheckAndRaise(ValueError, "no")(x, (y > -99).all()))
 
 
-@family(
-    "reductions",
-    ops.Sum,
-    ops.Prod,
-    ops.ProdWithoutZeros,
-    ops.All,
-    ops.AnyOp,
-    ops.Max,
-    ops.Min,
-    ops.CAReduce,
-    ops.CAReduceDtype,
-)
+SUMS = (ops.Sum, ops.Prod, ops.ProdWithoutZeros)
+
+
+@family("reductions", *SUMS, ops.All, ops.AnyOp, ops.Max, ops.Min, ops.CAReduce, ops.CAReduceDtype)
 def _reductions():
-    kinds = [ops.Sum, ops.Prod, ops.ProdWithoutZeros, *filter(_exists, [ops.Min])]
-    plain = ops.CAReduce
-    for n in range(1, 5):
+    kinds, plain = [*SUMS, *filter(_exists, [ops.Min])], ops.CAReduce
+    for n, labels in enumerate(LABELS, 1):
         for axes in subsets(n):
-            yield Case(
-                LABELS[n - 1], lambda x, axes=axes: [*(kind(axes)(x) for kind in kinds), x.max(axes), x.min(axes)]
-            )
-            yield Case(LABELS[n - 1], lambda x, axes=axes: [ops.Sum(axes)(x), ops.Prod(axes)(x), x.max(axes)], "q")
-            yield Case(LABELS[n - 1], lambda x, axes=axes: [x.all(axes), x.any(axes), plain(scalar.xor, axes)(x)], "B")
+            yield Case(labels, lambda x, axes=axes: [*(kind(axes)(x) for kind in kinds), x.max(axes), x.min(axes)])
+            yield Case(labels, lambda x, axes=axes: [ops.Sum(axes)(x), ops.Prod(axes)(x), x.max(axes)], "q")
+            yield Case(labels, lambda x, axes=axes: [x.all(axes), x.any(axes), plain(scalar.xor, axes)(x)], "B")
             more = [plain(scalar.add, axes), *([ops.CAReduceDtype(scalar.add, axes)] if on_theano else [])]
-            yield Case(LABELS[n - 1], lambda x, more=more: [one(x) for one in more])
+            yield Case(labels, lambda x, more=more: [one(x) for one in more])
     yield Case("a1b", lambda x: [x.sum(1), x.sum((0, 1)), x.max(2), x.sum(0, keepdims=True)])
     if not on_theano:
         yield Case(". a", lambda x, y: [x.sum(0) * y, x.max(-1) + y])  # a number has an axis there
@@ -188,12 +164,8 @@ def _products():
         yield Case(labels, T.batched_dot, thorough=True)
         if on_theano or labels.count("e") + labels.count("1") == 2:
             yield Case(labels, lambda x, y: ops.BatchedDot()(x, y), thorough=True)
-    for labels, axes in (
-        ("abc cd", [[2], [0]]),
-        ("abc cb", [[1, 2], [1, 0]]),
-        ("abc ade", [[0], [0]]),
-        ("ac bc", [[1], [1]]),
-    ):
+    contracted = {"abc cd": [[2], [0]], "abc cb": [[1, 2], [1, 0]], "abc ade": [[0], [0]], "ac bc": [[1], [1]]}
+    for labels, axes in contracted.items():
         yield Case(labels, lambda x, y, axes=axes: T.tensordot(x, y, axes=axes))
     if on_theano:
         return
@@ -243,20 +215,16 @@ def _changed():
     yield Case("abcd acd", put)
     yield Case("abcd cd", put)
     yield Case("ab a", lambda x, y: T.set_subtensor(T.AllocEmpty("float64")(x.shape[0], x.shape[1])[:], x * y[:, None]))
-    yield Case(
-        "ab ab", lambda x, y: [T.inc_subtensor(T.zeros_like(x)[1:], y[1:]), T.set_subtensor(T.zeros_like(x)[:], y)]
-    )
+    yield Case("ab ab", lambda x, y: T.inc_subtensor(T.zeros_like(x)[1:], y[1:]))
+    yield Case("ab ab", lambda x, y: T.set_subtensor(T.zeros_like(x)[:], y))
 
 
 def _kept(labels, index):
     """The labels of what an index takes, of lengths that are left as they are; others are not given."""
     index = index if isinstance(index, tuple) else (index,)
     entries = [*index, *[slice(None)] * (len(labels) - len(index))]
-    return "".join(
-        label if one in (slice(None), np.s_[::-1]) else "1"
-        for label, one in zip(labels, entries)
-        if isinstance(one, slice)
-    )
+    kept = [(label, one) for label, one in zip(labels, entries) if isinstance(one, slice)]
+    return "".join(label if one in (slice(None), np.s_[::-1]) else "1" for label, one in kept)
 
 
 POINTS = [
@@ -317,17 +285,12 @@ def _joins():
     for n, labels in enumerate(LABELS, 1):
         for axis in range(-1, n):
             place = axis % n
-            for other in {
-                labels,
-                labels[:place] + "1" + labels[place + 1 :],
-                labels[:place] + "e" + labels[place + 1 :],
-            }:
+            for other in {labels[:place] + one + labels[place + 1 :] for one in (labels[place], "1", "e")}:
                 yield Case(f"{labels} {other}", lambda x, y, axis=axis: [T.join(axis, x, y)], thorough=n <= 2)
     yield Case("ab ab ab", lambda x, y, z: [T.concatenate([x, y, z], 1), T.stack([x, y, z])])
     yield Case("a1 a1", lambda x, y: [T.concatenate([x, y], 1), T.concatenate([x, y], 0)])
-    yield Case(
-        "ab", lambda x: [T.concatenate([x, T.zeros((x.shape[0], 2))], 1), T.concatenate([x, T.ones((1, x.shape[1]))])]
-    )
+    yield Case("ab", lambda x: T.concatenate([x, T.zeros((x.shape[0], 2))], 1))
+    yield Case("ab", lambda x: T.concatenate([x, T.ones((1, x.shape[1]))]))
     yield Case("a a", lambda x, y: [T.stack([x.sum(), y.sum(), 2.0]), T.concatenate([x, [1.0]])])
 
 
@@ -360,18 +323,13 @@ def _shapes():
 def _allocations():
     alloc = T.alloc
     for labels in ("ab", "1b", "a1", "b", ".", "11"):
-        yield Case(
-            f"{labels} ac bd", lambda v, x, y: [alloc(v, x.shape[0], y.shape[0]), alloc(v, 2, x.shape[0], y.shape[0])]
-        )
-    yield Case(
-        "a a .", lambda v, x, i: [alloc(v, x.shape[0]), alloc(v, 3, x.shape[0]), alloc(v, i + 1, x.shape[0])], "ffi"
-    )
-    yield Case(
-        "ab", lambda x: [T.zeros_like(x) + 1, T.ones((x.shape[0],)), T.zeros((2, x.shape[0] * 2)), T.eye(x.shape[0])]
-    )
-    yield Case(
-        "ab", lambda x: [T.zeros((x.shape[1], x.shape[0], x.shape[0])), T.zeros((x.shape[0] + 1,)), T.zeros((3,))]
-    )
+        yield Case(f"{labels} ac bd", lambda v, x, y: alloc(v, x.shape[0], y.shape[0]))
+        yield Case(f"{labels} ac bd", lambda v, x, y: alloc(v, 2, x.shape[0], y.shape[0]))
+    yield Case("a a", lambda v, x: [alloc(v, x.shape[0]), alloc(v, 3, x.shape[0])])
+    yield Case("a a .", lambda v, x, i: alloc(v, i + 1, x.shape[0]), "ffi")
+    yield Case("ab", lambda x: [T.zeros_like(x) + 1, T.ones((x.shape[0],)), T.zeros((2, x.shape[0] * 2))])
+    yield Case("ab", lambda x: [T.eye(x.shape[0]), T.zeros((x.shape[1], x.shape[0], x.shape[0]))])
+    yield Case("ab", lambda x: [T.zeros((x.shape[0] + 1,)), T.zeros((3,))])
     empty = T.AllocEmpty("float64")
     fill = lambda v, x: T.set_subtensor(empty(x.shape[0], x.shape[1])[:], v)  # noqa: E731
     for labels in ("ab", "b", ".", "1b"):
@@ -382,27 +340,19 @@ def _allocations():
 @family("new shapes", ops.Reshape)
 def _reshapes():
     for labels in ("a", "ab", "abc", "abcd", "a1b"):
+        yield Case(labels, lambda x: [x.flatten(), x.reshape((-1, x.shape[-1])), x.reshape((x.shape[0], -1))])
+        yield Case(labels, lambda x: [x.flatten(2) if x.ndim > 1 else x, x.reshape(x.shape[::-1], ndim=x.ndim)])
         yield Case(
             labels,
-            lambda x: [x.flatten(), x.reshape((-1, x.shape[-1])), x.reshape((x.shape[0], -1)), x.reshape((1, -1))],
+            lambda x: [x.reshape((-1, 2)), x.reshape((2, -1)), x.reshape((x.shape[0], 1, -1)), x.reshape((1, -1))],
         )
-        yield Case(labels, lambda x: [x.flatten(2) if x.ndim > 1 else x, x.reshape(x.shape[::-1], ndim=x.ndim)])
-        yield Case(labels, lambda x: [x.reshape((-1, 2)), x.reshape((2, -1)), x.reshape((x.shape[0], 1, -1))])
     for labels in ("abc", "abcd"):
         for i in range(len(labels) - 1):
             yield Case(labels, lambda x, i=i: _merged(x, i), thorough=True)
-    yield Case(
-        "ad",
-        lambda x: [
-            x.reshape((x.shape[0], 2, x.shape[1] // 2)),
-            x.reshape((x.shape[0], 3, -1)),
-            x.reshape((x.shape[0] * 2, -1)),
-        ],
-    )
-    yield Case(
-        "ab cd",
-        lambda x, y: [x.reshape((y.shape[0], -1)), x.reshape((-1, y.shape[1])), x.reshape(x.shape), x.reshape(y.shape)],
-    )
+    yield Case("ad", lambda x: [x.reshape((x.shape[0], 2, x.shape[1] // 2)), x.reshape((x.shape[0], 3, -1))])
+    yield Case("ad", lambda x: x.reshape((x.shape[0] * 2, -1)))
+    yield Case("ab cd", lambda x, y: [x.reshape((y.shape[0], -1)), x.reshape((-1, y.shape[1]))])
+    yield Case("ab cd", lambda x, y: [x.reshape(x.shape), x.reshape(y.shape)])
     yield Case("a b", lambda x, i: x.reshape(T.cast(T.stack([i.sum() * 0 + 1, -1]), "int64")), "fi")
 
 
@@ -415,10 +365,9 @@ def _merged(x, i):
 @family("specified shapes", ops.SpecifyShape)
 def _specified():
     for labels in ("ab", "b", "abc"):
-        yield Case(
-            labels, lambda x: [T.specify_shape(x, x.shape), T.specify_shape(x, (x.shape[0], *[None] * (x.ndim - 1)))]
-        )
-        yield Case(labels, lambda x: [T.specify_shape(x, (*[None] * (x.ndim - 1), x.shape[-1]))])
+        yield Case(labels, lambda x: T.specify_shape(x, x.shape))
+        yield Case(labels, lambda x: T.specify_shape(x, (x.shape[0], *[None] * (x.ndim - 1))))
+        yield Case(labels, lambda x: T.specify_shape(x, (*[None] * (x.ndim - 1), x.shape[-1])))
     yield Case("ab ac", lambda x, y: T.specify_shape(x, (y.shape[0], None)))
 
 
@@ -436,38 +385,23 @@ def _axes():
 def _orders():
     for n, labels in enumerate(LABELS, 1):
         for axis in [None, *range(-n, n)]:
-            yield Case(
-                labels,
-                lambda x, axis=axis: [
-                    T.sort(x, axis),
-                    T.argsort(x, axis),
-                    T.cumsum(x, axis),
-                    T.extra_ops.cumprod(x, axis),
-                ],
-            )
+            orders = [T.sort, T.argsort, T.cumsum, T.extra_ops.cumprod]
+            yield Case(labels, lambda x, axis=axis, orders=orders: [order(x, axis) for order in orders])
 
 
 @family("branches", ops.IfElse)
 def _branches():
+    choose = lambda x, y, z: ifelse(T.gt(z.sum(), 0), x, T.unbroadcast(y, 0) if on_theano else y)  # noqa: E731
     for labels in ("a a a", "ab ab b", "ab 1b a", "ab bc a"):
-        thorough = len(labels) < 7
-        yield Case(
-            labels,
-            lambda x, y, z: ifelse(T.gt(z.sum(), 0), x, T.unbroadcast(y, 0) if on_theano else y),
-            thorough=thorough,
-        )
+        yield Case(labels, choose, thorough=len(labels) < 7)
     yield Case("ab ab", lambda x, y: ifelse(T.gt(x.sum(), 0), [x, y.sum()], [y, x.sum()]), thorough=False)
     yield Case("ab a", lambda x, y: ifelse(T.gt(x.sum(), 0), x[:, 0], y), thorough=False)
 
 
 @family("inner graphs", ops.OpFromGraph)
 def _inner_graphs():
-    def layer(x, w):
-        h, m = T.dmatrix(), T.dmatrix()
-        made = theano.OpFromGraph([h, m], [T.tanh(T.dot(h, m)), h.sum(0), m.T])
-        return made(x, w)
-
-    yield Case("ab bc", layer)
+    h, m = T.dmatrix(), T.dmatrix()
+    yield Case("ab bc", theano.OpFromGraph([h, m], [T.tanh(T.dot(h, m)), h.sum(0), m.T]))
 
 
 @family("loops", ops.Scan)
@@ -477,11 +411,8 @@ def _loops():
     yield Case("ab b", lambda x, w: scan(lambda r, w: r * w, [x], non_sequences=[w]), thorough=False)
     yield Case("ab ac", lambda x, y: scan(lambda r, s: r.sum() + s, [x, y]), thorough=False)
     yield Case("abc bc", lambda x, h: scan(lambda r, h: T.tanh(r + h), [x], [h]), thorough=False)
-    yield Case(
-        "abc bc cc",
-        lambda x, h, w: scan(lambda r, h, w: T.tanh(r + T.dot(h, w)), [x], [h], non_sequences=[w]),
-        thorough=False,
-    )
+    net = lambda x, h, w: scan(lambda r, h, w: T.tanh(r + T.dot(h, w)), [x], [h], non_sequences=[w])  # noqa: E731
+    yield Case("abc bc cc", net, thorough=False)
     yield Case("abc c", lambda x, h: scan(lambda r, h: r.mean(0) + h * 0.5, [x], [h]), thorough=False)
     yield Case("abc c", lambda x, h: scan(lambda r, h: [h + r.sum(0), r * 2 + h], [x], [h, None]), thorough=False)
 

@@ -21,7 +21,7 @@ import zlib
 
 import numpy as np
 from backend import T, on_theano
-from simulated_ranks import Divided, evaluate, shares
+from simulated_ranks import SENSELESS, Divided, evaluate, shares
 
 from synkhronos._backends import TensorType
 from synkhronos._sharding.placements import Replicate, Shard
@@ -30,8 +30,6 @@ from synkhronos._sharding.rules import REPLICATED_RULES, RULES
 N_ROWS = 5
 #: Lengths of axes by their labels: upper-case ones are those of operations that need a certain length.
 LENGTHS = {"a": 2, "b": 3, "c": 4, "d": 6, "e": 2, "X": 6, "Y": 7, "K": 2, "u": 1, "1": 1}
-#: What a serial program raises for a graph that makes no sense.
-SENSELESS = (ValueError, IndexError, AssertionError, TypeError, NotImplementedError, ArithmeticError)
 
 _DTYPES = {"f": "float64", "p": "float64", "s": "float32", "i": "int64", "q": "int64", "y": "int32", "B": "bool"}
 

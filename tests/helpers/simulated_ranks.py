@@ -31,6 +31,9 @@ if on_theano:  # which looks for some functions where an earlier SciPy had them
 #: Operations that are compiled, rather than performed in Python.
 COMPILED = (ops.Scan, ops.IfElse, *ops.EXPRESSED) if on_theano else (ops.Scan, ops.IfElse, ops.OpFromGraph)
 
+#: What an engine raises for a program that makes no sense.
+SENSELESS = (ValueError, IndexError, AssertionError, TypeError, NotImplementedError, ArithmeticError)
+
 _REDUCTIONS = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
 
 
@@ -114,9 +117,8 @@ def _compiled(node):
     if not hasattr(node.tag, "function"):
         inputs = [one.type() for one in node.inputs]
         outputs = node.clone_with_new_inputs(inputs).outputs
-        node.tag.function = theano.function(
-            inputs, outputs, mode=theano.Mode("py", "fast_compile"), on_unused_input="ignore"
-        )
+        mode = theano.Mode("py", "fast_compile")
+        node.tag.function = theano.function(inputs, outputs, mode=mode, on_unused_input="ignore")
     return node.tag.function
 
 
@@ -160,45 +162,31 @@ class Divided:
         on_ranks[self.rows.first] = list(map(np.asarray, firsts))
         on_ranks[self.rows.local] = list(map(np.asarray, counts))
         twins = {variable: self.walk.new(variable) for variable in serial}
-        numbers = [
-            self.walk.lengths.value(length)
-            for variable in serial
-            for length in (getattr(self.walk.placement(variable), name, None) for name in ("outer", "inner"))
-            if length is not None
-        ]
+        placed = map(self.walk.placement, serial)
+        lengths = [getattr(one, name, None) for one in placed for name in ("outer", "inner")]
+        numbers = [self.walk.lengths.value(length) for length in lengths if length is not None]
         found = evaluate([*twins.values(), *self.replicated, *numbers], on_ranks, n_ranks, alone, in_step=True)
         self.found = found
         for variable, (value,) in serial.items():
             placement = self.walk.placement(variable)
             here = found[twins[variable]]
-            if not isinstance(variable.type, (_backends.TensorType, _backends.NO_TENSORS[0])):
-                continue
-            if hasattr(value, "toarray"):  # a sparse matrix
+            is_array = isinstance(variable.type, (_backends.TensorType, _backends.NO_TENSORS[0]))
+            is_sparse = hasattr(value, "toarray")
+            if not is_array or is_sparse or not self.walk.is_used(variable):
                 continue
             value = np.asarray(value)
-            if not self.walk.is_used(variable):
-                continue
-            if isinstance(placement, Replicate):
+            if isinstance(placement, Partial) and not alone:
+                here, expected = [_REDUCTIONS[placement.op](here, axis=0).astype(value.dtype)], [value]
+            elif isinstance(placement, (Replicate, Partial)):
                 expected = [value] * n_ranks
-            elif isinstance(placement, Partial):
-                here, expected = (
-                    ([_REDUCTIONS[placement.op](here, axis=0).astype(value.dtype)], [value])
-                    if not alone
-                    else (here, [value] * n_ranks)
-                )
             else:
-                outer, inner = (
-                    int(found[self.walk.lengths.value(one)][0]) for one in (placement.outer, placement.inner)
-                )
+                lengths = [self.walk.lengths.value(one) for one in (placement.outer, placement.inner)]
+                outer, inner = (int(found[length][0]) for length in lengths)
                 axis = placement.axis
-                shape = (*value.shape[:axis], outer, n_rows, inner, *value.shape[axis + 1 :])
-                places = value.reshape(shape)
-                expected = [
-                    places.take(range(first, first + n), axis + 1).reshape(
-                        *value.shape[:axis], outer * n * inner, *value.shape[axis + 1 :]
-                    )
-                    for first, n in zip(firsts, counts)
-                ]
+                before, after = value.shape[:axis], value.shape[axis + 1 :]
+                places = value.reshape(*before, outer, n_rows, inner, *after)
+                parts = [places.take(range(first, first + n), axis + 1) for first, n in zip(firsts, counts)]
+                expected = [part.reshape(*before, outer * n * inner, *after) for part, n in zip(parts, counts)]
             for rank, (got, right) in enumerate(zip(here, expected)):
                 _same(got, right, lambda: f"{variable} of {variable.owner}, {placement}, rank {rank} of {counts}")  # noqa: B023
         for output, whole in zip(self.outputs, self.replicated):
@@ -240,8 +228,7 @@ def check(outputs, given, sharded, ranks=(1, 2, 3, 5), in_step=False):
     Divided
     """
     divided = Divided(outputs, sharded)
-    n_rows = {given[variable].shape[axis] for variable, axis in sharded.items()}
-    (n_rows,) = n_rows
+    (n_rows,) = {given[variable].shape[axis] for variable, axis in sharded.items()}
     serial = evaluate(outputs, {variable: [value] for variable, value in given.items()}, in_step=in_step)
     serial = {variable: value for variable, value in serial.items() if divided.walk.knows(variable)}
     for n_ranks in ranks:

@@ -1,14 +1,20 @@
 """What tests of several machines share."""
 
+from pathlib import Path
+
 import pytest
-from namespace_hosts import Hosts, reason_to_skip
+from mpi_jobs import hosts_or_skip
+
+
+def pytest_collection_modifyitems(items):
+    """Let the programs of these tests wait for each other on a machine that is busy."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(320))
 
 
 @pytest.fixture(scope="module")
 def hosts():
     """Two hosts, for the tests of a module."""
-    reason = reason_to_skip()
-    if reason is not None:
-        pytest.skip(reason)
-    with Hosts(2) as made:
+    with hosts_or_skip(2) as made:
         yield made

@@ -4,20 +4,14 @@ import json
 
 import pytest
 from backend import theano_only
-from mpi_jobs import ends_well, hear, start
-from namespace_hosts import Hosts, reason_to_skip
-
-pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
+from mpi_jobs import ends_well, hear, hosts_or_skip, start
 
 AHEAD = 1000  # seconds
 
 
 @pytest.fixture(scope="module")
 def hosts():
-    reason = reason_to_skip()
-    if reason is not None:
-        pytest.skip(reason)
-    with Hosts(2, ahead=(0, AHEAD)) as made:
+    with hosts_or_skip(2, ahead=(0, AHEAD)) as made:
         clock = ["python3", "-c", "import time; print(time.monotonic())"]
         there = [float(made.inside(name, *clock)) for name in made.names]
         assert there[1] - there[0] > AHEAD - 1

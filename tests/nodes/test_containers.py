@@ -10,8 +10,6 @@ from mpi_jobs import HELPERS, PRELUDE
 from namespace_hosts import SHELLS
 from ssh_daemons import SSHD, ssh
 
-pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
-
 PODMAN = ("podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs")
 RUN = (*PODMAN, "run", "--rm", "--network=host", "--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096")
 

@@ -3,23 +3,12 @@
 Each program runs on one node and on two. Leaders of other nodes have executed it up to their first `fork` only.
 """
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import pytest
-from mpi_jobs import HELPERS
-from namespace_hosts import HAS_MPI, MPIEXEC
-
-pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
+from mpi_jobs import HELPERS, needs_mpi, output_of
 
 NODES = [
     pytest.param(1, 2, id="one-node"),
-    *(
-        pytest.param(2, each, id=f"two-nodes-of-{each}", marks=pytest.mark.skipif(not HAS_MPI, reason="MPI is missing"))
-        for each in (1, 2)
-    ),
+    *(pytest.param(2, each, id=f"two-nodes-of-{each}", marks=needs_mpi) for each in (1, 2)),
 ]
 
 PRELUDE = f"""
@@ -51,21 +40,9 @@ PRELUDE = f"""
 """
 
 
-def run(nodes, each, *sources, folder=None):
+def run(nodes, each, *sources):
     """Run a program on one node, or as if on several; returns what its script printed."""
-    program = "".join(map(textwrap.dedent, [PRELUDE, *sources]))
-    launcher = [MPIEXEC, "-n", str(nodes)] if nodes > 1 else []
-    done = subprocess.run(
-        [*launcher, sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        cwd=folder,
-        env={**os.environ, "EACH": str(each)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return output_of(PRELUDE, *sources, n=nodes, EACH=str(each))
 
 
 #: What an Op of the main program reads in every way there is; `change` changes all of it.

@@ -3,19 +3,10 @@
 Each process that mpiexec starts stands for a machine; pieces are small, so that there are many of them.
 """
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import pytest
-from mpi_jobs import HELPERS, needs_mpi
-from namespace_hosts import MPIEXEC
+from mpi_jobs import HELPERS, needs_mpi, output_of
 
-pytestmark = [
-    needs_mpi,
-    pytest.mark.timeout(320),
-]
+pytestmark = needs_mpi
 
 #: Bytes of a piece: ranks of a node reduce arrays below 16 KiB through staging buffers, and larger ones in place.
 SMALL, LARGE = 1 << 14, 1 << 16
@@ -52,16 +43,8 @@ PRELUDE = f"""
 
 def run(source, ranks, piece=SMALL, **environment):
     """Run a program on as many machines as there are numbers of ranks; returns what it printed."""
-    done = subprocess.run(
-        [MPIEXEC, "-n", str(len(ranks)), sys.executable, "-c", textwrap.dedent(PRELUDE) + textwrap.dedent(source)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        env={**os.environ, "RANKS": " ".join(map(str, ranks)), "PIECE": str(piece), **environment},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
+    environment |= {"RANKS": " ".join(map(str, ranks)), "PIECE": str(piece)}
+    return output_of(PRELUDE, source, n=len(ranks), **environment).splitlines()
 
 
 @pytest.mark.parametrize("ranks, piece", [((2, 1, 2), SMALL), ((3, 1), LARGE)], ids=str)

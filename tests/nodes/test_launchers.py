@@ -22,10 +22,6 @@ from ssh_daemons import SSHD, ssh
 
 from synkhronos._cli import mpirun as mpiexec
 from synkhronos._multinode import launch
-from synkhronos._multinode import launch as litter
-from synkhronos._multinode import launch as neighbours
-
-pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
 
 HERE = sys.prefix
 DEBIAN = "/usr/lib/x86_64-linux-gnu"
@@ -246,18 +242,19 @@ def test_only_files_that_nobody_uses_are_swept(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(source), *(str(tmp_path / name) for name in names[:2])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as user:
         assert user.stdout.readline() == "ready\n"
-        litter.sweep(tmp_path)
+        launch.sweep(tmp_path)
         assert sorted(os.listdir(tmp_path)) == ["mpich_shm_open", "other", "sm_segment.mapped"]
         user.stdin.close()
-    litter.sweep(tmp_path)
+    launch.sweep(tmp_path)
     assert os.listdir(tmp_path) == ["other"]
+    launch.sweep(tmp_path / "nothing")
 
 
 def test_parts_of_cores():
-    assert [neighbours.part_of([range(5)] * 2, i) for i in range(2)] == [range(3), range(3, 5)]
-    assert not neighbours.part_of([range(5)], 0)
-    assert not neighbours.part_of([(0, 1), (2, 3)], 1)  # the launcher has given each its own
-    assert not neighbours.part_of([(0,)] * 2, 1)
+    assert [launch.part_of([range(5)] * 2, i) for i in range(2)] == [range(3), range(3, 5)]
+    assert not launch.part_of([range(5)], 0)
+    assert not launch.part_of([(0, 1), (2, 3)], 1)  # the launcher has given each its own
+    assert not launch.part_of([(0,)] * 2, 1)
 
 
 @pytest.mark.parametrize(

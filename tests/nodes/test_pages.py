@@ -4,17 +4,12 @@ import re
 import subprocess
 import sys
 
-import pytest
 from backend import theano_only
 from mpi_jobs import needs_mpi
 from namespace_hosts import MPIEXEC
 from scripts import ROOT
 
-pytestmark = [
-    needs_mpi,
-    pytest.mark.timeout(320),
-    theano_only("the programs of the pages import Theano"),
-]
+pytestmark = [needs_mpi, theano_only("the programs of the pages import Theano")]
 
 
 def test_the_tutorial_prints_what_it_shows(tmp_path):

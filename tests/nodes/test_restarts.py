@@ -2,13 +2,12 @@
 
 import time
 
-import pytest
-from mpi_jobs import ends_well, hear, start, until_nothing_is_left
-
-pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
+from mpi_jobs import ends_well, hear, start, start_until_ready, until_nothing_is_left
+from process_state import wait_for_end
 
 BEGIN = """
     import warnings
+    from deadline import wait_for
     from every_function import built, build, check_everything
     from fault_ops import KILL, SEGFAULT
 
@@ -26,18 +25,18 @@ BEGIN = """
 """
 
 
-def test_workers_of_any_machine_are_replaced(hosts):
+def test_workers_of_any_machine_are_replaced(hosts, tmp_path):
     job = start(
         hosts,
         BEGIN,
-        """
+        f"""
         for dies in [(3,), (1,), (1, 3), (3,)]:
             for rank in dies:
                 synk.set_value(rank, fault, KILL if len(dies) == 1 else SEGFAULT)
             call()
             check_everything(n)
         say("idle")
-        time.sleep(1)
+        wait_for(lambda: os.path.exists({str(tmp_path / "killed")!r}), "the death of a worker")
         call()
         check_everything(n)
         for values in built["random"]():
@@ -51,15 +50,17 @@ def test_workers_of_any_machine_are_replaced(hosts):
         assert "it was replaced" in text
         assert ("node 1 (hostb), as rank 3 of all" in text) == (ranks == "(3,)") or ranks == "(1, 3)"
     assert hear(job)[1] == "idle"
-    hosts.leader("hostb").children()[0].kill()
+    (worker,) = hosts.leader("hostb").children()
+    worker.kill()
+    wait_for_end([worker.pid])
+    (tmp_path / "killed").touch()
     assert hear(job)[1].startswith("(3,) ")
     assert hear(job)[1] == "fine"
     ends_well(hosts, job)
 
 
 def test_the_death_of_a_leader_is_the_end(hosts):
-    job = start(hosts, BEGIN, "say('ready')\nsynk.set_value(2, fault, KILL)\ncall()")
-    assert hear(job)[1] == "ready"
+    job = start_until_ready(hosts, BEGIN, "say('ready')\nsynk.set_value(2, fault, KILL)\ncall()")
     since = time.monotonic()
     out, _ = job.communicate(timeout=60)
     assert job.returncode != 0
@@ -70,6 +71,7 @@ def test_the_death_of_a_leader_is_the_end(hosts):
 def test_sessions_in_a_row_and_one_that_goes_on_from_a_checkpoint(hosts, tmp_path):
     """Nothing grows from session to session; what was saved is what every rank has, also in another program."""
     train = f"""
+        from deadline import wait_for
         from synkhronos.extensions import checkpoint
         path = {str(tmp_path / "run.npz")!r}
         n = synk.fork(2, use_gpu=False, timeout=60)
@@ -99,8 +101,7 @@ def test_sessions_in_a_row_and_one_that_goes_on_from_a_checkpoint(hosts, tmp_pat
             assert synk.fork(each, use_gpu=False, timeout=60) == 2 * each
             epochs(1)
             say(each)
-            while not os.path.exists(path + ".seen"):
-                time.sleep(0.01)
+            wait_for(lambda: os.path.exists(path + ".seen"), "the test")
             os.remove(path + ".seen")
         checkpoint.load(path, [w, count])
         epochs(2)

@@ -6,10 +6,7 @@ import sys
 import textwrap
 
 import numpy as np
-import pytest
 from mpi_jobs import HELPERS
-
-pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
 
 PRELUDE = """
     import os, socket, sys

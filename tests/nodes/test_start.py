@@ -11,17 +11,14 @@ import time
 
 import pytest
 from backend import theano_only
-from mpi_jobs import needs_mpi
+from mpi_jobs import needs_mpi, run_processes
 from namespace_hosts import MPIEXEC
 
+import synkhronos as synk
 from synkhronos._cli.supervisor import Supervisor
 from synkhronos._utils.rendezvous import ENDED, WAITS, Report
 
-pytestmark = [
-    needs_mpi,
-    theano_only("the start of a job, which does not depend on the backend"),
-    pytest.mark.timeout(320),  # for programs that wait for each other on a machine that is busy
-]
+pytestmark = [needs_mpi, theano_only("the start of a job, which does not depend on the backend")]
 
 #: Processes of these numbers do something else before `fork`.
 PROGRAM = """
@@ -47,13 +44,6 @@ def write(action="pass", ranks=(1,), limit=None, caught="sys.exit(7)", before=""
     return textwrap.dedent(PROGRAM).format(action=action, ranks=ranks, limit=limit, caught=caught, before=before)
 
 
-def run(program, n=2, limit=60):
-    """Run a program as processes of a job; returns the exit code, what it printed, and its errors."""
-    command = [MPIEXEC, "-n", str(n), sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-    return done.returncode, done.stdout, done.stderr
-
-
 @pytest.mark.parametrize(
     ("action", "reason"),
     [
@@ -69,7 +59,7 @@ def run(program, n=2, limit=60):
 )  # fmt: skip
 def test_a_node_that_ends_before_fork_is_named(action, reason):
     before = "from mpi4py import MPI" if "MPI;" in action else ""
-    code, out, err = run(write(action, before=before))
+    code, out, err = run_processes(write(action, before=before))
     text = f"NodeLost 1 node 1 ({socket.gethostname()}) ended without calling fork(){reason}"
     assert text in out, out + err
     assert "forked" not in out
@@ -78,20 +68,20 @@ def test_a_node_that_ends_before_fork_is_named(action, reason):
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_a_first_node_that_ends_is_named_by_another_one(n):
-    code, out, err = run(write("raise KeyError('x')", ranks=(0,)), n)
+    code, out, err = run_processes(write("raise KeyError('x')", ranks=(0,)), n=n)
     text = f"synkhronos.fork: node 0 ({socket.gethostname()}) ended without calling fork(): KeyError: 'x'{RESTART}"
     assert 1 <= err.count(text) < n, err  # two that reach `fork` at the same instant both report it
     assert (code, out) == (1, "")
 
 
 def test_an_error_that_nobody_catches_is_one_line():
-    code, _, err = run(write("sys.exit(0)", caught="raise"))
+    code, _, err = run_processes(write("sys.exit(0)", caught="raise"))
     assert err == f"synkhronos.fork: node 1 ({socket.gethostname()}) ended without calling fork(){RESTART}"
     assert code == 1
 
 
 def test_a_script_that_catches_the_error_goes_on_alone():
-    code, out, _ = run(write("sys.exit(0)", caught="pass"))
+    code, out, _ = run_processes(write("sys.exit(0)", caught="pass"))
     assert code == 0
     assert out.startswith("NodeLost 1 ") and out.endswith(f"{RESTART}forked\n")
 
@@ -99,21 +89,22 @@ def test_a_script_that_catches_the_error_goes_on_alone():
 @pytest.mark.parametrize("before", ["", "from mpi4py import MPI", "__import__('atexit').register(sys.stdout.close)"])
 @pytest.mark.parametrize("code", [0, 3])
 def test_programs_that_never_fork_are_left_alone(code, before):
-    assert run(write(f"time.sleep(rank); sys.exit({code})", ranks=(0, 1, 2), before=before), n=3) == (code, "", "")
+    program = write(f"time.sleep(rank); sys.exit({code})", ranks=(0, 1, 2), before=before)
+    assert run_processes(program, n=3) == (code, "", "")
 
 
 def test_programs_of_which_one_process_imports_the_package_are_left_alone():
     program = "import os, time\nif os.environ['PMI_RANK'] == '1': import synkhronos\ntime.sleep(0.5); print('x')"
-    assert run(program) == (0, "x\nx\n", "")
+    assert run_processes(program) == (0, "x\nx\n", "")
     program = "import os, time, synkhronos\nif os.environ['PMI_RANK'] == '1': os._exit(0)\ntime.sleep(0.5); print('x')"
-    assert run(program) == (0, "x\n", "")
+    assert run_processes(program) == (0, "x\n", "")
 
 
 def test_children_of_a_process_of_the_job_report_nothing():
     child = "import synkhronos, sys; sys.exit(5)"
     action = f"import subprocess as s; assert s.run([sys.executable, '-c', {child!r}]).returncode == 5"
     action += "; os.fork() or sys.exit(0); os.wait(); time.sleep(1)"
-    code, out, err = run(write(action))
+    code, out, err = run_processes(write(action))
     assert (code, out) == (0, "forked\n"), err
 
 
@@ -130,7 +121,7 @@ def test_programs_that_run_before_the_one_that_forks_report_nothing(how):
 
 @pytest.mark.parametrize("ranks", [(1,), (0,), (1, 2)])
 def test_nodes_that_never_come_are_named_in_time(ranks):
-    code, out, err = run(write("time.sleep(1000)", ranks, limit=2), n=1 + len(ranks))
+    code, out, err = run_processes(write("time.sleep(1000)", ranks, limit=2), n=1 + len(ranks))
     names = " and ".join(f"node {rank} of {1 + len(ranks)}" for rank in ranks)
     text = f"{names} did not call fork() within start_timeout=2 seconds{RESTART}"
     assert (text in err) if 0 in ranks else out.startswith(f"NodeLost 1 {text}"), out + err
@@ -158,7 +149,7 @@ def test_a_launcher_that_is_frozen_for_three_seconds_goes_on(tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_start_that_hangs_within_mpi_is_ended(rank):
     action = "import synkhronos._multinode.launch as launch; launch._initialize = lambda *_: time.sleep(1000)"
-    code, out, err = run(write(action, ranks=(rank,), limit=1))
+    code, out, err = run_processes(write(action, ranks=(rank,), limit=1))
     host = socket.gethostname()
     assert f"start_timeout=1 seconds: MPI has not connected node 0 ({host}) with node 1 ({host}); see" in err
     assert (code, "forked" in out) == (1, False)
@@ -166,7 +157,7 @@ def test_a_start_that_hangs_within_mpi_is_ended(rank):
 
 def test_a_node_that_does_not_start_its_ranks_is_named():
     action = "import synkhronos._multinode.node_leader as leader; leader.start_ranks = lambda *_: time.sleep(1000)"
-    code, out, err = run(write(action, limit=2, caught="synk.fork(1)"))
+    code, out, err = run_processes(write(action, limit=2, caught="synk.fork(1)"))
     assert f"node 1 ({socket.gethostname()}) did not start ranks within start_timeout=2 seconds{RESTART}" in out
     assert "SessionError: a node is lost, or did not answer when the last session was closed; start the program" in err
     assert code == 1
@@ -174,50 +165,46 @@ def test_a_node_that_does_not_start_its_ranks_is_named():
 
 @pytest.mark.parametrize("value", [0, -1, "10", True])
 def test_a_limit_that_is_no_number_of_seconds_is_refused(value):
-    import synkhronos as synk
-
     with pytest.raises(ValueError, match=r"start_timeout is .*; expected a positive number of seconds, or None"):
         synk.fork(1, start_timeout=value)
 
 
-def start(hosts, *arguments):
-    command = (sys.executable, "-m", "synkhronos", "run", "--hosts", "hosta,hostb", *map(str, arguments))
-    return hosts.begin("hosta", *command)
+@pytest.fixture
+def script(tmp_path):
+    """The file of a program, in a folder of its own."""
+    (tmp_path / "script").mkdir()
+    return tmp_path / "script" / "script.py"
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """A folder with the program that each test writes."""
-    (tmp_path / "script").mkdir()
-    return tmp_path / "script"
+def launch(hosts, script):
+    """Runs a program on two hosts by our own launcher; its exit code, what it printed, and its errors."""
 
+    def launched(program):
+        script.write_text(program)
+        command = (sys.executable, "-m", "synkhronos", "run", "--hosts", "hosta,hostb", str(script))
+        job = hosts.begin("hosta", *command)
+        return (*job.communicate(timeout=60), job.returncode)
 
-def finish(job, limit=60):
-    since = time.monotonic()
-    out, err = job.communicate(timeout=limit)
-    return job.returncode, out, err, time.monotonic() - since
+    return launched
 
 
 @pytest.mark.parametrize("action", ["os._exit(0)", "os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_the_launcher_names_a_node_that_ends_without_a_word(hosts, folder, action):
-    (folder / "script.py").write_text(write(action))
-    code, out, err, _ = finish(start(hosts, folder / "script.py"))
+def test_the_launcher_names_a_node_that_ends_without_a_word(launch, action):
+    out, err, code = launch(write(action))
     assert "forked" not in out
     assert code != 0
     assert err.endswith("synkhronos run: node 1 (hostb) ended without calling fork()\n"), out + err
 
 
 @pytest.mark.parametrize("missing", ["script", "package"])
-def test_the_launcher_names_a_node_on_which_something_is_missing(hosts, folder, missing):
-    import synkhronos
-
-    (folder / "script.py").write_text(write())
-    place = str(folder) if missing == "script" else os.path.dirname(synkhronos.__file__)
+def test_the_launcher_names_a_node_on_which_something_is_missing(hosts, script, launch, missing):
+    place = script.parent if missing == "script" else os.path.dirname(synk.__file__)
     hosts.inside("hostb", "mount", "-t", "tmpfs", "none", place)
     if missing == "package":  # elsewhere it may be installed
         hosts.inside("hostb", "sh", "-c", f"echo 'raise ImportError(\"No package\")' > {place}/__init__.py")
     try:
-        code, out, err, _ = finish(start(hosts, folder / "script.py"))
+        out, err, code = launch(write())
     finally:
         hosts.inside("hostb", "umount", place)
     assert "No such file or directory" in err if missing == "script" else "No package" in err
@@ -226,22 +213,23 @@ def test_the_launcher_names_a_node_on_which_something_is_missing(hosts, folder, 
     assert code != 0
 
 
-def test_the_launcher_knows_the_host_of_a_node_that_never_comes(hosts, folder):
-    (folder / "script.py").write_text(write("time.sleep(1000)", limit=2))
-    code, out, err, _ = finish(start(hosts, folder / "script.py"))
+def test_the_launcher_knows_the_host_of_a_node_that_never_comes(launch):
+    out, err, code = launch(write("time.sleep(1000)", limit=2))
     text = f"NodeLost 1 node 1 (hostb) did not call fork() within start_timeout=2 seconds{RESTART}"
     assert out.startswith(text), out + err
     assert code != 0
 
 
 @pytest.mark.parametrize("by", ["run", "mpiexec"])
-def test_the_exit_code_is_that_of_a_script_that_ends_at_once(hosts, folder, by):
+def test_the_exit_code_is_that_of_a_script_that_ends_at_once(hosts, launch, by):
     source = "import os, synkhronos as synk\nsynk.fork(1, use_gpu=False)\nprint('forked', flush=True)\nos._exit(5)"
-    (folder / "script.py").write_text(source)
-    script = str(folder / "script.py")
-    code, out, err, _ = finish(start(hosts, script) if by == "run" else hosts.start(sys.executable, script))
+    if by == "run":
+        out, err, code = launch(source)
+        end = "run: the process on node 0 (hosta) died, or was killed, and the job ended with it\n"
+    else:
+        job = hosts.start(sys.executable, "-c", source)
+        (out, err), code, end = job.communicate(timeout=60), job.returncode, ""
     assert (code, out) == (5, "forked\n"), out + err
-    end = "run: the process on node 0 (hosta) died, or was killed, and the job ended with it\n" if by == "run" else ""
     assert err.endswith(end)
 
 

@@ -1,42 +1,21 @@
 """Programs started by MPI, as if each process were on its own node: errors of `fork`, and the node that they name."""
 
-import os
 import re
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
 from backend import theano_only
-from mpi_jobs import needs_mpi
-from namespace_hosts import MPIEXEC
+from mpi_jobs import needs_mpi, run_processes
 from scripts import ROOT
 
-pytestmark = [
-    needs_mpi,
-    pytest.mark.timeout(320),  # for programs that wait for each other on a machine that is busy
-]
-
-
-def run(source, launch=(MPIEXEC, "-n", "2"), **environment):
-    """Run a program; returns its exit code and what it printed."""
-    done = subprocess.run(
-        [*launch, sys.executable, "-c", textwrap.dedent(source)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    return done.returncode, done.stdout, done.stderr
+pytestmark = needs_mpi
 
 
 @theano_only("the program of the page imports Theano")
 def test_the_program_of_the_page():
     page = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
     program, output = re.findall(r"```(?:python|text)\n(.*?)```", page, re.S)
-    code, out, err = run(program)
+    code, out, err = run_processes(program)
     assert (code, out) == (0, output), out + err
     X, w = np.random.RandomState(0).rand(1000, 3), np.zeros(3)
     for _ in range(4):
@@ -47,7 +26,7 @@ def test_the_program_of_the_page():
 
 @pytest.mark.parametrize("given", [{}, {"UCX_TCP_RX_SEG_SIZE": "64k"}], ids=["", "set"])
 def test_ucx_passes_more_to_tcp_at_a_time_unless_it_is_set(given):
-    code, out, err = run(
+    code, out, err = run_processes(
         """
         import os
         import synkhronos as synk
@@ -61,7 +40,7 @@ def test_ucx_passes_more_to_tcp_at_a_time_unless_it_is_set(given):
 
 @theano_only("flags in THEANO_FLAGS")
 def test_machines_that_differ_are_refused():
-    code, out, err = run(
+    code, out, err = run_processes(
         """
         import os
         os.environ["THEANO_FLAGS"] = "floatX=float" + ("32", "64")[int(os.environ["PMI_RANK"])]
@@ -77,7 +56,7 @@ def test_machines_that_differ_are_refused():
 
 
 def test_a_launcher_of_another_mpi_is_refused():
-    code, _, err = run("import synkhronos as synk; synk.fork(1, use_gpu=False)", launch=(), PMI_SIZE="3")
+    code, _, err = run_processes("import synkhronos as synk; synk.fork(1, use_gpu=False)", n=1, PMI_SIZE="3")
     assert code == 1
     assert (
         "one of 3 processes that were launched together, and MPI knows 1: the launcher belongs to another MPI library"
@@ -88,7 +67,7 @@ def test_a_launcher_of_another_mpi_is_refused():
 @theano_only("as_op")
 def test_a_silent_rank_of_another_machine_is_named():
     """And not those of the master's machine, which wait for it: be it a worker there, or their leader."""
-    code, out, err = run(
+    code, out, err = run_processes(
         """
         import time
         import numpy as np, theano, theano.tensor as T

@@ -16,12 +16,10 @@ import psutil
 import pytest
 from backend import theano_only
 from backend_flags import FOLDER
+from interrupts import Interrupt, handled_by, interrupt
 from scripts import python
 
-from synkhronos._theano_compat import blas
-from synkhronos._theano_compat import blas_probe as linking
-from synkhronos._theano_compat import blas_probe as routines
-from synkhronos._theano_compat import blas_probe as trial
+from synkhronos._theano_compat import blas, blas_probe
 
 import theano  # isort: skip
 
@@ -79,6 +77,13 @@ def build(path, *options, kind="-shared", **macros):
     return path
 
 
+def make_foreign(file):
+    """Have a library say that it is made for another processor."""
+    head = bytearray(file.read_bytes())
+    head[18] ^= 1
+    file.write_bytes(head)
+
+
 def chosen(program="", **variables):
     """Import Theano, execute a program; returns the flags that it has then, and what was said."""
     source = "import theano\n" + program + "\nprint(theano.config.blas.ldflags)"
@@ -127,14 +132,14 @@ class TestRoutines:
         ],
     )
     def test_faults(self, macros, objection, tmp_path):
-        found = routines.objection(routines.load(str(build(tmp_path / "blas.so", **macros))))
+        found = blas_probe.objection(blas_probe.load(str(build(tmp_path / "blas.so", **macros))))
         assert found.startswith(objection) and bool(found) == bool(objection)
 
     @needs_compiler
     def test_the_cause_of_long_integers_in_mkl(self, tmp_path, monkeypatch):
         monkeypatch.setenv("MKL_INTERFACE_LAYER", "GNU,ILP64")
-        loaded = routines.load(str(build(tmp_path / "blas.so", INT="long")))
-        assert routines.objection(loaded) == f"{WIDE} (MKL_INTERFACE_LAYER is GNU,ILP64)"
+        loaded = blas_probe.load(str(build(tmp_path / "blas.so", INT="long")))
+        assert blas_probe.objection(loaded) == f"{WIDE} (MKL_INTERFACE_LAYER is GNU,ILP64)"
 
     @needs_compiler
     @pytest.mark.parametrize(
@@ -153,13 +158,13 @@ class TestRoutines:
         command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", file]
         subprocess.run(command, input=source, text=True, check=True, timeout=60)
         address = ctypes.cast(ctypes.CDLL(file).ddot_, ctypes.c_void_p).value
-        assert routines._elements_seen(address, little) == seen
+        assert blas_probe._elements_seen(address, little) == seen
 
     def test_a_library_that_is_no_blas(self, tmp_path):
         with pytest.raises(OSError, match="it has no routine sdot_"):
-            routines.load("libc.so.6")
+            blas_probe.load("libc.so.6")
         with pytest.raises(OSError, match="cannot open shared object file"):
-            routines.load(str(tmp_path / "missing.so"))
+            blas_probe.load(str(tmp_path / "missing.so"))
 
 
 class TestFork:
@@ -173,13 +178,13 @@ class TestFork:
             words.decode().strip(): lambda: (os.write(2, words), os._exit(2)),
         }
         for trouble, load in faults.items():
-            assert trial.try_routines(load) == trial.Linked(trouble)
+            assert blas_probe.try_routines(load) == blas_probe.Linked(trouble)
 
     @needs_compiler
     def test_what_it_says_is_no_trouble_where_all_is_well(self, tmp_path):
         file = str(build(tmp_path / "blas.so"))
-        tried = trial.try_routines(lambda: (os.write(2, b"OpenBLAS WARNING\n"), routines.load(file))[1])
-        assert tried == trial.Linked(file=file)
+        tried = blas_probe.try_routines(lambda: (os.write(2, b"OpenBLAS WARNING\n"), blas_probe.load(file))[1])
+        assert tried == blas_probe.Linked(file=file)
 
     def test_what_intels_openmp_registers(self):
         """It makes such a file where it is loaded, and removes it at an exit of the usual kind."""
@@ -189,38 +194,27 @@ class TestFork:
                 os.write(2, file.name.encode())
             os._exit(0)
 
-        registered = trial.try_routines(load).trouble
+        registered = blas_probe.try_routines(load).trouble
         assert "__KMP_REGISTERED_LIB_" in registered
         assert not os.path.exists(registered)
 
     def test_what_never_ends(self, monkeypatch):
-        monkeypatch.setattr(trial, "_PROBE_SECONDS", 1)
+        monkeypatch.setattr(blas_probe, "_PROBE_SECONDS", 1)
         before = set(psutil.Process().children())
-        assert trial.try_routines(lambda: time.sleep(100)).trouble == "it gave no answer within 1 seconds"
+        assert blas_probe.try_routines(lambda: time.sleep(100)).trouble == "it gave no answer within 1 seconds"
         assert set(psutil.Process().children()) == before
 
     def test_an_interrupt_while_it_is_awaited(self):
-        def interrupt(number, frame):
-            raise InterruptedError
-
         before, mask = set(psutil.Process().children()), signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        former = signal.signal(signal.SIGALRM, interrupt)
-        try:
+        with handled_by(interrupt), pytest.raises(Interrupt):
             signal.setitimer(signal.ITIMER_REAL, 0.5)
-            with pytest.raises(InterruptedError):
-                trial.try_routines(lambda: time.sleep(100))
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, former)
+            blas_probe.try_routines(lambda: time.sleep(100))
         assert set(psutil.Process().children()) == before
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
 
     def test_a_program_that_reaps_its_children_itself(self):
-        former = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        try:
-            assert trial.try_routines(lambda: os._exit(0)).trouble == "it ends the process"
-        finally:
-            signal.signal(signal.SIGCHLD, former)
+        with handled_by(signal.SIG_IGN, signal.SIGCHLD):
+            assert blas_probe.try_routines(lambda: os._exit(0)).trouble == "it ends the process"
 
 
 class TestChoice:
@@ -242,7 +236,7 @@ class TestChoice:
         for name, own in names:
             assert own == prefix + name
             assert hasattr(loaded, own), own
-        assert {name for name, _ in names} > {*routines.SYMBOLS, "openblas_set_num_threads", "ztrsm_"}
+        assert {name for name, _ in names} > {*blas_probe.SYMBOLS, "openblas_set_num_threads", "ztrsm_"}
 
     @pytest.mark.parametrize("choice", ["scipy", "path", "numbered path"])
     def test_another_blas_can_be_chosen(self, choice, tmp_path):
@@ -284,9 +278,7 @@ class TestChoice:
     @needs_compiler
     def test_a_library_for_another_processor(self, tmp_path):
         file = build(tmp_path / "libmine.so")
-        head = bytearray(file.read_bytes())
-        head[18] ^= 1
-        file.write_bytes(head)
+        make_foreign(file)
         _, err = chosen(SYNKHRONOS_BLAS=str(file))
         assert f"{file}: it is made for another kind of processor; " in err
 
@@ -330,6 +322,14 @@ class TestChoice:
         assert "/a b/libc.so: its path holds white space or a comma, at which Theano and the compiler split" in err
 
 
+def in_one_way(way, flags, folder):
+    """The begin of a program whose flags are named in this way, and the variables of its environment."""
+    (folder / "rc").write_text(f"[blas]\nldflags = {flags}\n")
+    if way == "assigned":
+        return f"theano.config.blas.ldflags = '{flags}'\n", {}
+    return "", {"THEANORC": str(folder / "rc")} if way == "theanorc" else {"THEANO_FLAGS": f"blas.ldflags={flags}"}
+
+
 class TestFlags:
     """Where the user names flags, in any of Theano's ways."""
 
@@ -346,14 +346,10 @@ class TestFlags:
     def test_what_works_stays_in_silence(self, way, tmp_path):
         build(tmp_path / "libmine.so.3")
         flags = f"-L{tmp_path} -l:libmine.so.3"
-        (tmp_path / "rc").write_text(f"[blas]\nldflags = {flags}\n")
-        program = f"theano.config.blas.ldflags = '{flags}'\n" * (way == "assigned")
+        program, variables = in_one_way(way, flags, tmp_path)
         program += "import numpy as np, theano.tensor as T\nx = T.dmatrix()\n"
         program += "product = theano.function([x], T.dot(x, x))\nassert (product(np.ones((3, 3))) == 3).all()\n"
         program += "assert 'libmine.so.3' in open('/proc/self/maps').read()"
-        variables = {"THEANORC": str(tmp_path / "rc")} if way == "theanorc" else {}
-        if way == "THEANO_FLAGS":
-            variables = {"THEANO_FLAGS": f"blas.ldflags={flags}"}
         # in a cache of its own: where another process compiles, Theano says that it waits
         assert chosen(program, HOME=str(tmp_path), **variables) == (flags, "")
 
@@ -362,14 +358,10 @@ class TestFlags:
     def test_a_blas_with_long_integers_is_refused(self, way, tmp_path):
         options = []
         if way == "renamed":  # by which NumPy's own could be linked
-            options = [f"-D{name}={name}64_" for name in routines.SYMBOLS]
+            options = [f"-D{name}={name}64_" for name in blas_probe.SYMBOLS]
         build(tmp_path / "libmine.so", *options, INT="long")
         flags = " ".join([*options, f"-L{tmp_path}", "-lmine"])
-        (tmp_path / "rc").write_text(f"[blas]\nldflags = {flags}\n")
-        program, variables = {
-            "theanorc": ("", {"THEANORC": str(tmp_path / "rc")}),
-            "assigned": (f"theano.config.blas.ldflags = '{flags}'", {}),
-        }.get(way, ("", {"THEANO_FLAGS": f"blas.ldflags={flags}"}))
+        program, variables = in_one_way(way, flags, tmp_path)
         out, err = chosen(program, **variables)
         assert re.fullmatch(SCIPY_OPENBLAS, out)
         assert err == f"blas.ldflags={flags}: {WIDE}; another is taken"
@@ -426,12 +418,9 @@ class TestLinking:
     )
     def test_words(self, flags, words, tmp_path):
         build(tmp_path / "libmine.so.3")
-        other = build(tmp_path / "other" / "libblas.so")
-        head = bytearray(other.read_bytes())
-        head[18] ^= 1
-        other.write_bytes(head)
+        make_foreign(build(tmp_path / "other" / "libblas.so"))
         with pytest.raises(OSError, match=words.format(re.escape(str(tmp_path)))):
-            linking.link(flags.format(tmp_path), str(tmp_path))
+            blas_probe.link(flags.format(tmp_path), str(tmp_path))
 
     @pytest.mark.parametrize(
         "flags",
@@ -452,7 +441,7 @@ class TestLinking:
         build(tmp_path / "static" / "blas.o", kind="-c")
         archive = tmp_path / "static" / "libstatic.a"
         subprocess.run(["ar", "rc", archive, archive.parent / "blas.o"], check=True, timeout=60)
-        linked = trial.try_blas(flags.format(tmp_path))
+        linked = blas_probe.try_blas(flags.format(tmp_path))
         assert linked[:2] == ("", "")
         module = str(Path(theano.config.base_compiledir) / "synkhronos_")
         assert linked.file.startswith(str(tmp_path) if "mine" in flags else module)
@@ -462,14 +451,14 @@ class TestLinking:
         """Root may read every file: here it is a link to nothing."""
         (tmp_path / "libmine.so").symlink_to("nothing")
         with pytest.raises(OSError, match=f"cannot find -lmine.*; {tmp_path}/libmine.so is a broken link"):
-            linking.link(f"-L{tmp_path} -lmine", str(tmp_path))
+            blas_probe.link(f"-L{tmp_path} -lmine", str(tmp_path))
         monkeypatch.setattr(os.path, "exists", lambda path: True)
-        assert linking._hints("mine", f"-lmine -L{tmp_path}") == [f"{tmp_path}/libmine.so may not be read"]
+        assert blas_probe._hints("mine", f"-lmine -L{tmp_path}") == [f"{tmp_path}/libmine.so may not be read"]
 
     def test_a_library_that_only_the_linker_finds(self, tmp_path, monkeypatch):
         build(tmp_path / "libmine.so", "-Wl,-soname,libmine.so")
         monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
-        assert trial.try_blas("-lmine").trouble == (
-            "libmine.so: cannot open shared object file: No such file or directory"
-        )
-        assert trial.try_blas(f"-lmine -Wl,-rpath,{tmp_path}") == trial.Linked(file=str(tmp_path / "libmine.so"))
+        trouble = "libmine.so: cannot open shared object file: No such file or directory"
+        assert blas_probe.try_blas("-lmine").trouble == trouble
+        linked = blas_probe.try_blas(f"-lmine -Wl,-rpath,{tmp_path}")
+        assert linked == blas_probe.Linked(file=str(tmp_path / "libmine.so"))

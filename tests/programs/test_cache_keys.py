@@ -73,10 +73,8 @@ def run(folder, script=SCRIPT):
     """Run a script with a compile cache of its own; returns the names of Theano's modules that are in it then."""
     variable = "THEANO_FLAGS" if on_theano else "PYTENSOR_FLAGS"
     flags = ",".join([os.environ.get(variable, ""), f"base_compiledir={folder}"]).strip(",")
-    command = [sys.executable, "-W", "ignore", "-c", script]
-    done = subprocess.run(
-        command, env={**os.environ, variable: flags}, timeout=280, capture_output=True, text=True, check=False
-    )
+    command, environment = [sys.executable, "-W", "ignore", "-c", script], {**os.environ, variable: flags}
+    done = subprocess.run(command, env=environment, timeout=280, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return {entry.name for entry in folder.glob("*/tmp*")}
 

@@ -10,26 +10,19 @@ from backend import cpp_codes, theano_only
 from scripts import run_script
 from theano.tensor.nnet import corr
 
-import synkhronos as synk
-
 pytestmark = [theano_only("Theano's convolution, in vector code"), pytest.mark.usefixtures("optimized")]
+
+SWITCH = "vector_convolution"
 
 BORDERS = ("valid", "full", "half", (1, 2), ((0, 1), (2, 3)))
 STEPS = ((1, 1), (2, 1), (3, 2))
 TOLERANCE = {"float32": 1e-4, "float64": 1e-12}
 
 
-@pytest.fixture
-def vector_convolution(monkeypatch):
-    """Turn the vector code on or off for what is compiled from now on."""
-    return lambda is_on: monkeypatch.setattr(theano.config.synkhronos, "vector_convolution", is_on)
-
-
 def all_directions(dtype, cases):
     """A function of images, filters and results: of each case the results, and both gradients."""
-    images, filters, results = inputs = [
-        T.TensorType(dtype, (False,) * 4)(name) for name in ("images", "filters", "to")
-    ]
+    kind = T.TensorType(dtype, (False,) * 4)
+    images, filters, results = inputs = [kind("images"), kind("filters"), kind("to")]
     outputs = []
     for case in cases:
         correlation = corr.CorrMM(**case)(images, filters)
@@ -43,14 +36,11 @@ def all_directions(dtype, cases):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_the_results_are_those_of_theanos_own_code(dtype, vector_convolution):
+def test_the_results_are_those_of_theanos_own_code(dtype, on_and_off):
     names = ("border_mode", "subsample", "filter_dilation")
     every = 5 if dtype == "float64" else 2
     cases = [dict(zip(names, case)) for case in itertools.product(BORDERS, STEPS, STEPS)][::every]
-    vector_convolution(True)
-    ours = all_directions(dtype, cases)
-    vector_convolution(False)
-    theanos = all_directions(dtype, cases)
+    ours, theanos = on_and_off(lambda: all_directions(dtype, cases))
     rng = np.random.RandomState(0)
     for turn in range(25):
         n, channels, filters = rng.randint(1, 4), rng.randint(1, 36), rng.randint(1, 36)
@@ -64,14 +54,9 @@ def test_the_results_are_those_of_theanos_own_code(dtype, vector_convolution):
             assert np.allclose(got, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * abs(expected).max())
 
 
-def test_values_that_are_not_finite_stay_where_they_are(vector_convolution):
-    vector_convolution(True)
+def test_values_that_are_not_finite_stay_where_they_are():
     ours = all_directions("float32", [{"border_mode": "half"}])
-    images, filters, to = (
-        np.ones((1, 3, 9, 9), "float32"),
-        np.ones((5, 3, 3, 3), "float32"),
-        np.ones((1, 5, 9, 9), "float32"),
-    )
+    images, filters, to = (np.ones(shape, "float32") for shape in ((1, 3, 9, 9), (5, 3, 3, 3), (1, 5, 9, 9)))
     images[0, 0, 4, 4] = np.nan
     to[0, 1, 0, 0] = np.inf
     results, for_filters, for_images = ours(images, filters, to)
@@ -88,23 +73,19 @@ def code_of(function):
 
 def convolution(groups=1, unshared=False):
     """A convolution and its gradient, as users write them."""
-    images, filters = (
-        T.tensor4("images", "float32"),
-        T.TensorType("float32", (False,) * (6 if unshared else 4))("filters"),
-    )
+    images, filters = T.ftensor4("images"), T.TensorType("float32", (False,) * (6 if unshared else 4))("filters")
     results = T.nnet.conv2d(images, filters, num_groups=groups, unshared=unshared)
     return theano.function([images, filters], [results, *T.grad((results**2).sum(), [images, filters])])
 
 
-def test_convolutions_take_the_vector_code(vector_convolution):
-    vector_convolution(True)
+def test_convolutions_take_the_vector_code():
     codes = code_of(convolution())
     assert len(codes) == 3 and all("synkhronos::correlate_arrays<npy_float>" in code for code in codes)
 
 
 @pytest.mark.parametrize("what", ["groups", "unshared", "off", "OpenMP"])
-def test_what_does_not_suit_takes_theanos_code(what, vector_convolution, monkeypatch):
-    vector_convolution(what != "off")
+def test_what_does_not_suit_takes_theanos_code(what, switch, monkeypatch):
+    switch(what != "off")
     monkeypatch.setattr(theano.config, "openmp", what == "OpenMP")
     function = convolution(2 if what == "groups" else 1, what == "unshared")
     if what in ("off", "OpenMP"):
@@ -114,10 +95,10 @@ def test_what_does_not_suit_takes_theanos_code(what, vector_convolution, monkeyp
     assert results.shape == (3, 4, 5, 5) and (results == (8 if what == "groups" else 16)).all()
 
 
-def test_sizes_that_do_not_belong_together_and_empty_ones(vector_convolution):
+def test_sizes_that_do_not_belong_together_and_empty_ones(switch):
     messages = []
     for is_on in (True, False):
-        vector_convolution(is_on)
+        switch(is_on)
         function = convolution()
         for shapes in (((2, 3, 8, 8), (4, 2, 3, 3)), ((2, 3, 2, 2), (4, 3, 3, 3))):
             with pytest.raises(ValueError) as caught:
@@ -130,8 +111,7 @@ def test_sizes_that_do_not_belong_together_and_empty_ones(vector_convolution):
     assert messages[:2] == messages[2:]
 
 
-def test_several_in_one_module(vector_convolution):
-    vector_convolution(True)
+def test_several_in_one_module():
     images, filters, half = T.ftensor4(), T.ftensor4(), T.ftensor4()
     outputs = [corr.CorrMM()(images, filters), corr.CorrMM(num_groups=2)(images, half)]
     function = theano.function([images, filters, half], outputs, mode=theano.Mode(linker="c", optimizer=None))
@@ -153,13 +133,3 @@ def test_padding_that_would_take_much_memory_takes_theanos_code():
         print(f(*given).shape)
     """
     assert run_script(source)[0] == "(1, 2, 2, 2)\n"
-
-
-def test_it_is_replicated(synchronize):
-    synchronize(3)
-    x, w = T.ftensor4("x"), theano.shared(np.random.RandomState(0).randn(6, 2, 3, 3).astype("float32"), "w")
-    y = T.nnet.conv2d(x, w, border_mode="half")
-    images = np.random.RandomState(1).rand(10, 2, 7, 6).astype(x.dtype)
-    function = synk.function([x], [(y, "gather"), (T.grad((y**2).sum(), w), "sum")])
-    for got, expected in zip(function(images), function.as_theano(images)):
-        assert np.allclose(got, expected, rtol=1e-4, atol=1e-4)

@@ -59,9 +59,8 @@ def run_demo(command, folder, timeout=280):
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "SYNKHRONOS_TEST": mark, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     shared = shared_memory_names()
-    process = subprocess.Popen(
-        [sys.executable, *command], cwd=folder, env=environment, text=True, stdout=-1, stderr=subprocess.STDOUT
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen([sys.executable, *command], cwd=folder, env=environment, **streams)
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -77,12 +76,8 @@ def run_demo(command, folder, timeout=280):
 
 def marked_processes(mark):
     """List the running processes whose environment has the mark."""
-    return [
-        process
-        for process in psutil.process_iter(["environ", "status"])
-        if (process.info["environ"] or {}).get("SYNKHRONOS_TEST") == mark
-        and process.info["status"] != psutil.STATUS_ZOMBIE
-    ]
+    there = [one for one in psutil.process_iter(["environ", "status"]) if one.info["status"] != psutil.STATUS_ZOMBIE]
+    return [one for one in there if (one.info["environ"] or {}).get("SYNKHRONOS_TEST") == mark]
 
 
 @pytest.mark.timeout(300)

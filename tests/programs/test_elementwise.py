@@ -8,11 +8,7 @@ from backend import cpp_codes, theano_only
 
 pytestmark = [theano_only("Theano's elementwise operations, in vector code"), pytest.mark.usefixtures("optimized")]
 
-
-@pytest.fixture
-def vector_elementwise(monkeypatch):
-    """Turn the vector code on or off for what is compiled from now on."""
-    return lambda is_on: monkeypatch.setattr(theano.config.synkhronos, "vector_elementwise", is_on)
+SWITCH = "vector_elementwise"
 
 
 def expressions(dtype):
@@ -24,12 +20,8 @@ def expressions(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
-def test_the_values_are_those_of_theanos_own_code(dtype, vector_elementwise):
-    functions = []
-    for is_on in (True, False):
-        vector_elementwise(is_on)
-        functions.append(expressions(dtype))
-    ours, theanos = functions
+def test_the_values_are_those_of_theanos_own_code(dtype, on_and_off):
+    ours, theanos = on_and_off(lambda: expressions(dtype))
     rng = np.random.RandomState(0)
     for n in (0, 1, 7, 16, 1003):
         vectors = [(rng.rand(2 * n) * 100).astype(dtype) for _ in range(3)]
@@ -44,47 +36,28 @@ def test_the_values_are_those_of_theanos_own_code(dtype, vector_elementwise):
                     np.testing.assert_allclose(one, other, rtol=4 * eps, atol=4 * eps * 1e4)
 
 
-def test_the_switch_gives_the_compiler_its_flag(vector_elementwise):
-    op, flags = T.Elemwise(theano.scalar.add), []
-    for is_on in (True, False):
-        vector_elementwise(is_on)
-        flags.append(op.c_compile_args())
-    assert flags == [["-fno-guess-branch-probability"], []]
+def test_the_switch_gives_the_compiler_its_flag(on_and_off):
+    assert on_and_off(T.Elemwise(theano.scalar.add).c_compile_args) == (["-fno-guess-branch-probability"], [])
 
 
 def broadcast(dtype):
     """Operations whose arrays are broadcast along some axes, one of them in place."""
-    patterns = [
-        (False,) * 4,
-        (True, False, True, True),
-        (False, True, True, True),
-        (True, True, True, False),
-        (True,) * 4,
-    ]
+    kept = ((0, 1, 2, 3), (1,), (0,), (3,), ())  # along all others they are broadcast
+    patterns = [[axis not in axes for axis in range(4)] for axes in kept]
     x, channel, row, column, number = [T.TensorType(dtype, pattern)(name) for name, pattern in zip("xcrdn", patterns)]
-    outputs = [
-        (x - channel) * channel + number,
-        x * row + channel * column,
-        x * column - number * row,
-        channel * row,
-        T.switch(T.gt(x, channel), row, x * number),
-    ]
-    owned = theano.In(x, mutable=True)
-    return (
-        theano.function([x, channel, row, column, number], outputs),
-        theano.function([owned, channel], x * channel + channel),
-    )
+    outputs = [(x - channel) * channel + number, x * row + channel * column, x * column - number * row, channel * row]
+    outputs.append(T.switch(T.gt(x, channel), row, x * number))
+    in_place = theano.function([theano.In(x, mutable=True), channel], x * channel + channel)
+    return theano.function([x, channel, row, column, number], outputs), in_place
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16"])
-def test_arrays_that_are_broadcast(dtype, vector_elementwise):
-    functions = []
-    for is_on in (True, False):
-        vector_elementwise(is_on)
-        functions.append(broadcast(dtype))
-        codes = cpp_codes(functions[-1][0], lambda node: isinstance(node.op, T.Elemwise))
+def test_arrays_that_are_broadcast(dtype, on_and_off, switch):
+    (ours, ours_in_place), (theanos, _) = on_and_off(lambda: broadcast(dtype))
+    for function, is_on in ((ours, True), (theanos, False)):
+        switch(is_on)
+        codes = cpp_codes(function, lambda node: isinstance(node.op, T.Elemwise))
         assert any("synkhronos::side_by_side(" in code for code in codes.values()) == is_on
-    (ours, ours_in_place), (theanos, _) = functions
     destroys = [node.op.destroy_map for node in ours_in_place.maker.fgraph.toposort()]
     assert {0: [0]} in destroys
     rng = np.random.RandomState(0)

@@ -56,12 +56,10 @@ class Adversaries(Program):
     def __init__(self):
         rng = np.random.RandomState(6)
         self.streams = MRG_RandomStreams(2)
-        self.project, self.up, self.gain = of_generator = [
-            weights(rng, 4, 18),
-            weights(rng, 2, 1, 3, 3),
-            weights(rng, 2),
-        ]
-        self.filters, self.gain_2, self.out = of_critic = [weights(rng, 2, 1, 3, 3), weights(rng, 2), weights(rng, 8)]
+        shapes = (4, 18), (2, 1, 3, 3), (2,), (2, 1, 3, 3), (2,), (8,)
+        params = [weights(rng, *shape) for shape in shapes]
+        self.project, self.up, self.gain = of_generator = params[:3]
+        self.filters, self.gain_2, self.out = of_critic = params[3:]
         x, z = T.tensor4("x"), T.matrix("z")
         fake = self.generate(z)
         (p_real, features), (p_fake, features_of_fakes) = self.judge(x), self.judge(fake)
@@ -78,10 +76,8 @@ class Adversaries(Program):
 
     def generate(self, z):
         h = T.nnet.relu(normalized(T.dot(z, self.project).reshape((z.shape[0], 2, 3, 3)), self.gain))
-        full = T.nnet.abstract_conv.conv2d_grad_wrt_inputs(
-            h, self.up, (None, 1, 6, 6), filter_shape=(2, 1, 3, 3), border_mode=(1, 1), subsample=(2, 2)
-        )
-        return T.tanh(full)
+        options = {"filter_shape": (2, 1, 3, 3), "border_mode": (1, 1), "subsample": (2, 2)}
+        return T.tanh(T.nnet.abstract_conv.conv2d_grad_wrt_inputs(h, self.up, (None, 1, 6, 6), **options))
 
     def judge(self, images):
         h = T.nnet.relu(T.nnet.conv2d(images, self.filters, subsample=(2, 2)), 0.2)

@@ -21,9 +21,8 @@ class Function:
     """As the backend's: it is called with a list."""
 
     def __init__(self, inputs, outputs, updates=(), name=None):
-        self.function = theano.function(
-            inputs, outputs, updates=updates, allow_input_downcast=True, on_unused_input="ignore", name=name
-        )
+        options = {"allow_input_downcast": True, "on_unused_input": "ignore", "name": name}
+        self.function = theano.function(inputs, outputs, updates=updates, **options)
 
     def __call__(self, inputs):
         assert isinstance(inputs, (list, tuple))
@@ -64,9 +63,8 @@ class Normalization(Layer):
         unbiased = variance * n / (n - 1.001)
         for moving, new in ((self.mean, mean), (self.variance, unbiased)):
             self.updates.append((moving, moving * 0.9 + new * 0.1))
-        return self.backend.in_train_phase(
-            self.normalized(x, mean, variance), self.normalized(x, self.mean, self.variance)
-        )
+        then, else_ = self.normalized(x, mean, variance), self.normalized(x, self.mean, self.variance)
+        return self.backend.in_train_phase(then, else_)
 
     def normalized(self, x, mean, variance):
         return T.nnet.bn.batch_normalization(x, self.gamma, self.beta, mean, T.sqrt(variance + 1e-3), mode="high_mem")

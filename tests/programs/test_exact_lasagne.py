@@ -6,19 +6,7 @@ import pytest
 import theano
 import theano.tensor as T
 from backend import theano_only
-from lasagne.layers import (
-    Conv2DLayer,
-    DenseLayer,
-    DropoutLayer,
-    EmbeddingLayer,
-    InputLayer,
-    Layer,
-    LSTMLayer,
-    MaxPool2DLayer,
-    SliceLayer,
-    get_all_params,
-    get_output,
-)
+from lasagne import layers
 from lasagne.nonlinearities import rectify, softmax
 from serial_comparison import Program, check_alike
 
@@ -27,7 +15,7 @@ pytestmark = theano_only("Lasagne")
 N_CLASSES = 3
 
 
-class Normalization(Layer):
+class Normalization(layers.Layer):
     """Batch normalisation, as the recipe has it: averages that move by default updates of clones of their variables."""
 
     def __init__(self, incoming):
@@ -60,18 +48,18 @@ class Example(Program):
     def __init__(self):
         lasagne.random.set_rng(np.random.RandomState(1))
         x, y = self.new_input("inputs"), T.ivector("targets")
-        network = DenseLayer(self.network(InputLayer(self.shape, x)), N_CLASSES, nonlinearity=softmax)
-        prediction = get_output(network)
+        network = layers.DenseLayer(self.network(layers.InputLayer(self.shape, x)), N_CLASSES, nonlinearity=softmax)
+        prediction = layers.get_output(network)
         loss = lasagne.objectives.categorical_crossentropy(prediction, y).mean()
         loss += 1e-3 * lasagne.regularization.regularize_network_params(network, lasagne.regularization.l2)
-        params = get_all_params(network, trainable=True)
+        params = layers.get_all_params(network, trainable=True)
         updates = self.rule(loss, params)
-        test_prediction = get_output(network, deterministic=True)
+        test_prediction = layers.get_output(network, deterministic=True)
         test_loss = lasagne.objectives.categorical_crossentropy(test_prediction, y).mean()
         accuracy = T.mean(T.eq(T.argmax(test_prediction, axis=1), y), dtype=theano.config.floatX)
         train = theano.function([x, y], loss, updates=updates)
         validate = theano.function([x, y], [test_loss, accuracy])
-        self.functions, self.variables = [train, validate], [*get_all_params(network), *updates]
+        self.functions, self.variables = [train, validate], [*layers.get_all_params(network), *updates]
 
     def network(self, layer):
         raise NotImplementedError
@@ -90,13 +78,13 @@ class Example(Program):
 
 class Dropout(Example):
     def network(self, layer):
-        layer = DropoutLayer(layer, p=0.2)
-        return DropoutLayer(DenseLayer(layer, 8, nonlinearity=rectify), p=0.5)
+        layer = layers.DropoutLayer(layer, p=0.2)
+        return layers.DropoutLayer(layers.DenseLayer(layer, 8, nonlinearity=rectify), p=0.5)
 
 
 class ConvolutionsAndBatchNormalisation(Example):
     def network(self, layer):
-        return MaxPool2DLayer(Normalization(Conv2DLayer(layer, 3, (3, 3), b=None)), (2, 2))
+        return layers.MaxPool2DLayer(Normalization(layers.Conv2DLayer(layer, 3, (3, 3), b=None)), (2, 2))
 
     def rule(self, loss, params):
         return lasagne.updates.adam(loss, params, 0.01)
@@ -109,8 +97,8 @@ class ClippedRecurrent(Example):
     new_input = staticmethod(T.imatrix)
 
     def network(self, layer):
-        layer = LSTMLayer(EmbeddingLayer(layer, 9, 4), 5, grad_clipping=10.0)
-        return SliceLayer(layer, -1, 1)
+        layer = layers.LSTMLayer(layers.EmbeddingLayer(layer, 9, 4), 5, grad_clipping=10.0)
+        return layers.SliceLayer(layer, -1, 1)
 
     def rule(self, loss, params):
         gradients = lasagne.updates.total_norm_constraint(T.grad(loss, params), 1.0)

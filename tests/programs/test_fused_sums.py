@@ -13,6 +13,8 @@ from theano.compile.debugmode import DebugMode
 
 pytestmark = [theano_only("Theano's sums of elementwise operations, fused"), pytest.mark.usefixtures("optimized")]
 
+SWITCH = "fused_sum"
+
 FIXED = {  # inputs, and the axes along which they are broadcast
     "x": (False,) * 4,
     "y": (False,) * 4,
@@ -35,12 +37,6 @@ EXPRESSIONS = [
     ("T.maximum(x, 0) * y", (0, 3)),
     ("channel * channel", (1, 2, 3)),
 ]
-
-
-@pytest.fixture
-def fused_sum(monkeypatch):
-    """Turn the rewrite on or off for what is compiled from now on."""
-    return lambda is_on: monkeypatch.setattr(theano.config.synkhronos, "fused_sum", is_on)
 
 
 def inputs_of(dtype):
@@ -68,9 +64,8 @@ def arrays(shape, dtype, seed=0):
 def in_numpy(values):
     """The sums in NumPy, in float64, and what their errors are measured by."""
     names = dict(zip(FIXED, (value.astype("float64") for value in values)))
-    numpy = types.SimpleNamespace(
-        sqr=np.square, exp=np.exp, tanh=np.tanh, maximum=np.maximum, switch=np.where, gt=np.greater
-    )
+    functions = {"sqr": np.square, "exp": np.exp, "tanh": np.tanh, "maximum": np.maximum}
+    numpy = types.SimpleNamespace(**functions, switch=np.where, gt=np.greater)
     results = [eval(text, {"T": numpy, **names}) for text, _ in EXPRESSIONS]
     for (_, axes), result in zip(EXPRESSIONS, results):
         yield result.sum(axis=axes), np.abs(result).sum(axis=axes) + result.size
@@ -78,8 +73,7 @@ def in_numpy(values):
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_sums_are_numpys(dtype, fused_sum):
-    fused_sum(True)
+def test_the_sums_are_numpys(dtype):
     function = sums(dtype)
     assert fused(function) == len(EXPRESSIONS)
     eps = 8 * np.finfo(dtype).eps
@@ -94,8 +88,7 @@ def test_the_sums_are_numpys(dtype, fused_sum):
                 assert (np.abs(got - expected) <= eps * scale).all()
 
 
-def test_accumulators_and_results_of_other_precision(fused_sum):
-    fused_sum(True)
+def test_accumulators_and_results_of_other_precision():
     x = T.fmatrix("x")
     outputs = [T.sqr(x).sum(0, acc_dtype="float32"), T.exp(x).sum(0, dtype="float64"), T.cast(x, "float64").sum(1)]
     function = theano.function([x], outputs)
@@ -103,17 +96,15 @@ def test_accumulators_and_results_of_other_precision(fused_sum):
     value = np.random.RandomState(0).rand(500, 7).astype("float32")
     exact = value.astype("float64")
     expected = [np.square(exact).sum(0), np.exp(exact).sum(0), exact.sum(1)]
-    for got, one, dtype, tolerance in zip(
-        function(value), expected, ["float32", "float64", "float64"], [1e-4, 1e-6, 1e-15]
-    ):
+    accuracies = [("float32", 1e-4), ("float64", 1e-6), ("float64", 1e-15)]
+    for got, one, (dtype, tolerance) in zip(function(value), expected, accuracies):
         assert got.dtype == dtype
         np.testing.assert_allclose(got, one, tolerance)
     ones = theano.function([x], T.cast(T.gt(x, 0.5), "float32").sum())(np.full((5000, 5000), 1, "float32"))
     assert ones == 25e6  # more than a float32 could count up to
 
 
-def test_values_that_are_not_finite(fused_sum):
-    fused_sum(True)
+def test_values_that_are_not_finite():
     x = T.fmatrix("x")
     function = theano.function([x], [(2 * x).sum(0), T.sqr(x).sum(1), (x + 1).sum()])
     value = np.ones((3, 2000), "float32")
@@ -122,11 +113,11 @@ def test_values_that_are_not_finite(fused_sum):
         np.testing.assert_array_equal(got, expected)
 
 
-def test_lengths_that_differ_are_theanos_error(fused_sum):
+def test_lengths_that_differ_are_theanos_error(switch):
     messages = []
     x, y = T.fmatrix("x"), T.fmatrix("y")
     for is_on in (True, False):
-        fused_sum(is_on)
+        switch(is_on)
         function = theano.function([x, y], (x * y).sum(0))
         assert fused(function) == is_on
         with pytest.raises(ValueError, match="Input dimension mis-match") as caught:
@@ -135,8 +126,7 @@ def test_lengths_that_differ_are_theanos_error(fused_sum):
     assert messages[0] == messages[1]
 
 
-def test_what_does_not_suit_is_left_to_theano(fused_sum, monkeypatch):
-    fused_sum(True)
+def test_what_does_not_suit_is_left_to_theano(switch, monkeypatch):
     x, y, z = T.fmatrix("x"), T.imatrix("y"), T.TensorType("float16", (False, False))("z")
     square = T.sqr(x)
     mode = theano.Mode("py", "fast_run")
@@ -153,15 +143,14 @@ def test_what_does_not_suit_is_left_to_theano(fused_sum, monkeypatch):
     assert fused(theano.function([x], square.sum(), mode="FAST_COMPILE")) == 0
     assert fused(theano.function([x], square.sum(), mode=mode.excluding("fusion"))) == 0
     assert fused(theano.function([x], square.sum(), mode=mode)) == 1
-    fused_sum(False)
+    switch(False)
     assert fused(theano.function([x], square.sum(), mode=mode)) == 0
-    fused_sum(True)
+    switch(True)
     monkeypatch.setattr(theano.config, "cxx", "")
     assert fused(theano.function([x], square.sum(), mode=mode)) == 0
 
 
-def test_shapes_need_no_sums_and_loops_and_gradients_have_them(fused_sum):
-    fused_sum(True)
+def test_shapes_need_no_sums_and_loops_and_gradients_have_them():
     x = T.dmatrix("x")
     total = T.sqr(x).sum(0)
     assert theano.function([x], total.shape)(np.ones((2, 3))).tolist() == [3]
@@ -173,8 +162,7 @@ def test_shapes_need_no_sums_and_loops_and_gradients_have_them(fused_sum):
     np.testing.assert_allclose(slope, 2 * (np.tanh(value) + 1) * (1 - np.tanh(value) ** 2))
 
 
-def test_functions_are_pickled_debugged_and_computed_in_python(fused_sum):
-    fused_sum(True)
+def test_functions_are_pickled_debugged_and_computed_in_python():
     x, c = T.dmatrix("x"), T.drow("c")
     output = T.sqr(x - c).sum(1)
     value, row = np.random.RandomState(0).randn(4, 3), np.ones((1, 3))
@@ -191,8 +179,7 @@ def test_functions_are_pickled_debugged_and_computed_in_python(fused_sum):
         np.testing.assert_allclose(one(value, row), expected)
 
 
-def test_memory_of_results_is_used_again_and_rows_are_counted_for_any_lengths(fused_sum):
-    fused_sum(True)
+def test_memory_of_results_is_used_again_and_rows_are_counted_for_any_lengths():
     x = T.dtensor3("x")
     axes = [axes for n in (1, 2, 3) for axes in itertools.combinations(range(3), n)]
     function = theano.function([x], [(x + place).sum(axis) for place, axis in enumerate(axes)])

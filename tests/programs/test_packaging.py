@@ -25,15 +25,8 @@ def run(*command, directory, timeout=600):
     """Run a command to which this checkout and this environment are unknown; returns what it printed."""
     hidden = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    done = subprocess.run(
-        [str(part) for part in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-        env=environment,
-        cwd=directory,
-    )
+    options = {"text": True, "timeout": timeout, "env": environment, "cwd": directory}
+    done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -63,12 +56,8 @@ def test_the_wheel_holds_the_package_and_the_start_up_hook(built):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "synkhronos/_native/native" + sysconfig.get_config_var("EXT_SUFFIX") in names
     assert names >= files_of_the_package() | {"synkhronos/py.typed", "_synkhronos_start.py", "synkhronos-start.pth"}
-    assert {name.split("/")[0] for name in names} == {
-        "_synkhronos_start.py",
-        "synkhronos",
-        f"synkhronos-{__version__}.dist-info",
-        "synkhronos-start.pth",
-    }
+    hook = {"_synkhronos_start.py", "synkhronos-start.pth"}
+    assert {name.split("/")[0] for name in names} == {"synkhronos", f"synkhronos-{__version__}.dist-info", *hook}
     assert any(name.endswith("/LICENSE") for name in names)
 
 

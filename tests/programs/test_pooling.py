@@ -10,9 +10,9 @@ import theano.tensor as T
 from backend import cpp_codes, theano_only
 from theano.tensor.signal import pool
 
-import synkhronos as synk
-
 pytestmark = [theano_only("Theano's pooling, in vector code"), pytest.mark.usefixtures("optimized")]
+
+SWITCH = "vector_pooling"
 
 MODES = ("max", "sum", "average_inc_pad", "average_exc_pad")
 FLOATS = ("float32", "float64")
@@ -24,12 +24,6 @@ CASES = {
     "int8": ([(3, 2)], [False], ["max", "sum", "average_inc_pad"]),
     "uint64": ([(3,)], [True, False], ["max", "average_inc_pad"]),
 }
-
-
-@pytest.fixture
-def vector_pooling(monkeypatch):
-    """Turn the vector code on or off for what is compiled from now on."""
-    return lambda is_on: monkeypatch.setattr(theano.config.synkhronos, "vector_pooling", is_on)
 
 
 def pooled(x, window, ignore_border, mode, **options):
@@ -59,11 +53,8 @@ def values(rng, shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", CASES)
-def test_the_bits_are_those_of_theanos_own_code(dtype, vector_pooling):
-    vector_pooling(True)
-    ours = everything(dtype)
-    vector_pooling(False)
-    theanos = everything(dtype)
+def test_the_bits_are_those_of_theanos_own_code(dtype, on_and_off):
+    ours, theanos = on_and_off(lambda: everything(dtype))
     rng = np.random.RandomState(0)
     for turn in range(60):
         n, c, h, w = rng.randint(1, 4), rng.randint(1, 4), rng.randint(3, 20), rng.randint(5, 40)
@@ -75,19 +66,14 @@ def test_the_bits_are_those_of_theanos_own_code(dtype, vector_pooling):
             assert np.ascontiguousarray(got).tobytes() == np.ascontiguousarray(expected).tobytes()
 
 
-def test_small_and_empty_images(vector_pooling):
+@pytest.mark.parametrize(("ignore_border", "mode"), [(True, "max"), (False, "average_exc_pad")])
+def test_small_and_empty_images(on_and_off, ignore_border, mode):
     x = T.tensor4("x", "float64")
-    for ignore_border, mode in ((True, "max"), (False, "average_exc_pad")):
-        functions = []
-        for is_on in (True, False):
-            vector_pooling(is_on)
-            y = pooled(x, (2, 3), ignore_border, mode)
-            outputs = [y, T.grad(y.sum(), x)]
-            functions.append(theano.function([x], outputs))
-        for shape in ((2, 2, 1, 1), (1, 1, 2, 2), (2, 1, 1, 7), (0, 2, 4, 6), (2, 0, 4, 6)):
-            for got, expected in zip(*(function(np.ones(shape)) for function in functions)):
-                assert got.shape == expected.shape
-                assert np.array_equal(got, expected)
+    y = pooled(x, (2, 3), ignore_border, mode)
+    functions = on_and_off(lambda: theano.function([x], [y, T.grad(y.sum(), x)]))
+    for shape in ((2, 2, 1, 1), (1, 1, 2, 2), (2, 1, 1, 7), (0, 2, 4, 6), (2, 0, 4, 6)):
+        for got, expected in zip(*(function(np.ones(shape)) for function in functions)):
+            assert np.array_equal(got, expected)
 
 
 def code_of(function):
@@ -99,8 +85,7 @@ def code_of(function):
 CALL = re.compile(r"synkhronos::Pooling<dtype_V\d+, \d+, \d+, \d+>::(\w+)")
 
 
-def test_windows_that_suit_take_the_vector_code(vector_pooling):
-    vector_pooling(True)
+def test_windows_that_suit_take_the_vector_code():
     x = T.tensor4("x")
     y = pool.pool_2d(x, (2, 2), ignore_border=True)
     gradient = T.grad((y**2).sum(), x)
@@ -109,20 +94,12 @@ def test_windows_that_suit_take_the_vector_code(vector_pooling):
 
 
 @pytest.mark.parametrize("what", ["stride", "padding", "variable", "half", "off", "large"])
-def test_what_does_not_suit_takes_theanos_code(what, vector_pooling):
-    vector_pooling(what != "off")
-    x, window, options, inputs = T.tensor4("x"), (2, 2), {}, []
-    if what == "stride":
-        options = {"stride": (1, 1)}
-    elif what == "padding":
-        options = {"pad": (1, 1)}
-    elif what == "variable":
-        window = T.lvector("window")
-        inputs = [window]
-    elif what == "half":
-        x = T.TensorType("float16", (False,) * 4)("x")
-    elif what == "large":
-        window = (20, 20)
+def test_what_does_not_suit_takes_theanos_code(what, switch):
+    switch(what != "off")
+    x = T.tensor4("x") if what != "half" else T.TensorType("float16", (False,) * 4)("x")
+    options = {"stride": {"stride": (1, 1)}, "padding": {"pad": (1, 1)}}.get(what, {})
+    window = {"variable": T.lvector("window"), "large": (20, 20)}.get(what, (2, 2))
+    inputs = [window] if what == "variable" else []
     y = pool.Pool(ndim=2, ignore_border=True, mode="max")(x, window, **options)
     function = theano.function([x, *inputs], [y, T.grad(y.sum(), x)], mode=theano.Mode("cvm", None))
     if what != "half":  # Theano has none for these
@@ -134,14 +111,3 @@ def test_what_does_not_suit_takes_theanos_code(what, vector_pooling):
         corners = [given[:, :, i : 19 + i : step, j : 39 + j : step] for i in (0, 1) for j in (0, 1)]
         assert np.array_equal(got, np.maximum.reduce(corners))
     assert gradient.sum() >= got.size
-
-
-def test_it_is_replicated(synchronize):
-    synchronize(3)
-    x = T.tensor4("x")
-    y = pool.pool_2d(x, (2, 2), ignore_border=False)
-    weights = theano.shared(np.ones(3), "weights")
-    images = np.random.RandomState(0).rand(10, 2, 7, 6).astype(x.dtype)
-    function = synk.function([x], [y.sum(axis=(1, 2, 3)).mean() * weights.sum(), (y, "gather")])
-    for got, expected in zip(function(images), function.as_theano(images)):
-        assert np.allclose(got, expected, rtol=1e-5)

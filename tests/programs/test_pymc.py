@@ -302,16 +302,6 @@ def test_map_and_advi(synchronize):
     np.testing.assert_allclose(found[1][1].mean.eval(), found[0][1].mean.eval(), rtol=1e-8)
 
 
-def test_prediction_is_pymcs_own(synchronize):
-    synchronize(2)
-    found = []
-    for context in (model_of(poisson), parallel(model_of(poisson))):
-        with context:
-            found.append(pm.sample_prior_predictive(3, random_seed=1, return_inferencedata=False))
-    np.testing.assert_array_equal(found[0]["y"], found[1]["y"])
-    np.testing.assert_allclose(found[0]["rate"], found[1]["rate"])
-
-
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_several_chains_at_a_time_are_refused(synchronize, method):
     synchronize(2)

@@ -102,11 +102,6 @@ def compile_logp(model):
     return [model.compile_logp()(point_of(model)), model.compile_logp(sum=False)(point_of(model))]
 
 
-@call(hierarchical)
-def compile_dlogp(model):
-    return model.compile_dlogp()(point_of(model))
-
-
 @call(line)
 def compile_d2logp(model):
     return model.compile_d2logp(negate_output=False)(point_of(model))
@@ -227,11 +222,6 @@ def compute_log_densities(model):
 
 
 # -- samplers
-
-
-@call(hierarchical)
-def nuts(model):
-    return values_of(pm.sample(nuts_sampler="pymc", **SHORT).posterior)
 
 
 @call(hierarchical)

@@ -65,14 +65,8 @@ def run(code, folder):
     script = folder / "program.py"
     script.write_text(code, encoding="utf-8")
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-c", START, str(script)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    command, environment = [sys.executable, "-c", START, str(script)], {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

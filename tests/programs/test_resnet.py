@@ -97,9 +97,8 @@ def test_padded_convolution_is_lasagnes(size, stride):
     options = {"num_filters": 4, "filter_size": size, "stride": stride, "pad": size // 2}
     layer = PaddedConv2DLayer(incoming, b=lasagne.init.Normal(1), **options)
     other = lasagne.layers.Conv2DLayer(incoming, W=layer.W, b=layer.b, **options)
-    f = theano.function(
-        [incoming.input_var], [layer.get_output_for(incoming.input_var), lasagne.layers.get_output(other)]
-    )
+    x = incoming.input_var
+    f = theano.function([x], [layer.get_output_for(x), lasagne.layers.get_output(other)])
     ours, lasagnes = f(np.random.RandomState(0).randn(2, 3, 9, 9))
     assert_close(ours, lasagnes)
     assert ours.shape[1:] == layer.output_shape[1:]
@@ -112,12 +111,8 @@ def test_full_resnet_50():
     theano.config.floatX = "float32"
     network = models.build_network(T.tensor4(), 50, 224, 1000, 64)
     shapes = {layer.name: layer.output_shape for layer in lasagne.layers.get_all_layers(network) if layer.name}
-    assert shapes == {
-        "stage1": (None, 256, 56, 56),
-        "stage2": (None, 512, 28, 28),
-        "stage3": (None, 1024, 14, 14),
-        "stage4": (None, 2048, 7, 7),
-    }
+    sizes = {1: 56, 2: 28, 3: 14, 4: 7}
+    assert shapes == {f"stage{n}": (None, 128 * 2**n, size, size) for n, size in sizes.items()}
     assert network.output_shape == (None, 1000)
     assert lasagne.layers.count_params(network, trainable=True) == 25_557_032  # with the last layer's 1,000 biases
     assert lasagne.layers.count_params(network, trainable=False) == 2 * 26_560  # a mean and a deviation a channel

@@ -41,9 +41,8 @@ def test_a_killed_run_goes_on_to_the_same_parameters(script, tmp_path):
     whole = parameters(train(script, tmp_path / "whole.npz"))
     path = tmp_path / "killed.npz"
     for delay in (0.0, 0.03):
-        killed = subprocess.Popen(
-            command(script, path, "--resume"), stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
+        resumed = command(script, path, "--resume")
+        killed = subprocess.Popen(resumed, stdout=subprocess.PIPE, text=True, start_new_session=True)
         try:
             while not killed.stdout.readline().startswith("epoch"):
                 assert killed.poll() is None
@@ -59,11 +58,7 @@ def test_a_killed_run_goes_on_to_the_same_parameters(script, tmp_path):
 @pytest.mark.slow
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     train("train_mnist_cpu_data.py", tmp_path / "one.npz", "--epochs", "1")
-    other = subprocess.run(
-        command("train_mnist_cpu_data.py", tmp_path / "one.npz", "--resume", "--seed", "7"),
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    other = command("train_mnist_cpu_data.py", tmp_path / "one.npz", "--resume", "--seed", "7")
+    other = subprocess.run(other, capture_output=True, text=True, timeout=200)
     assert other.returncode != 0
     assert "with other arguments or other data" in other.stderr

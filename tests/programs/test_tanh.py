@@ -12,13 +12,9 @@ from scripts import run_script
 
 pytestmark = [theano_only("Theano's tanh, in vector code"), pytest.mark.usefixtures("optimized")]
 
+SWITCH = "vector_tanh"
+
 LARGEST = {"float32": 0.51, "float64": 3.0}  # errors, in units in the last place
-
-
-@pytest.fixture
-def vector_tanh(monkeypatch):
-    """Turn the code on or off for what is compiled from now on."""
-    return lambda is_on: monkeypatch.setattr(theano.config.synkhronos, "vector_tanh", is_on)
 
 
 def all_magnitudes(dtype):
@@ -31,8 +27,7 @@ def all_magnitudes(dtype):
 
 
 @pytest.mark.parametrize("dtype", LARGEST)
-def test_it_is_the_tangent_to_the_last_place(dtype, vector_tanh):
-    vector_tanh(True)
+def test_it_is_the_tangent_to_the_last_place(dtype):
     x = T.vector("x", dtype)
     f = theano.function([x], T.tanh(x))
     values = all_magnitudes(dtype)
@@ -46,8 +41,7 @@ def test_it_is_the_tangent_to_the_last_place(dtype, vector_tanh):
     assert np.array_equal(np.signbit(f(ends[:4])), [False, True, False, True])
 
 
-def test_in_larger_expressions_of_other_types_and_strides(vector_tanh):
-    vector_tanh(True)
+def test_in_larger_expressions_of_other_types_and_strides():
     x, n = T.matrix("x", "float32"), T.ivector("n")
     y = T.tanh(x[:, ::2]) * T.tanh(2 * x[:, 1::2]) + T.tanh(x[:, ::2] + 1)
     function = theano.function([x, n], [y, T.tanh(n), T.grad(y.sum(), x)])
@@ -60,15 +54,14 @@ def test_in_larger_expressions_of_other_types_and_strides(vector_tanh):
     assert np.allclose(gradient[:, ::2], slopes, rtol=1e-4, atol=1e-5)
 
 
-def test_what_takes_it(vector_tanh):
+def test_what_takes_it(switch):
     def code(dtype):
         x = T.vector("x", dtype)
         (code,) = cpp_codes(theano.function([x], T.tanh(x)), lambda node: True).values()
         return code
 
-    vector_tanh(True)
     assert all("synkhronos_tanh((npy_" in code(dtype) for dtype in ("float32", "float64", "int64"))
-    vector_tanh(False)
+    switch(False)
     assert "synkhronos_tanh((npy_" not in code("float32")
 
 
@@ -83,27 +76,25 @@ def test_where_the_compiler_may_reorder_sums_it_is_the_librarys(flags):
     assert run_script(source, environment={"THEANO_FLAGS": f"gcc.cxxflags={flags}"})[0] == "True\n"
 
 
-def test_functions_are_copied_and_pickled_after_the_flag_has_changed(vector_tanh):
+def test_functions_are_copied_and_pickled_after_the_flag_has_changed(switch):
     x, values = T.dvector("x"), np.linspace(-3, 3, 50)
     for is_on in (True, False):
-        vector_tanh(is_on)
+        switch(is_on)
         f = theano.function([x], T.tanh(x + 1.37) * 2.5)
-        vector_tanh(not is_on)
+        switch(not is_on)
         for g in (f.copy(), pickle.loads(pickle.dumps(f))):
             assert np.allclose(g(values), np.tanh(values + 1.37) * 2.5, rtol=1e-13)
 
 
-def test_several_in_one_module(vector_tanh):
-    vector_tanh(True)
+def test_several_in_one_module():
     x = T.dvector("x")
     outputs = [T.tanh(x), T.tanh(T.dot(x, x.T) + 1) * 2]
     f = theano.function([x], outputs, mode=theano.Mode(linker="c", optimizer="fast_run"))
     assert np.allclose(f(np.ones(3))[1], np.tanh(4.0) * 2)
 
 
-def test_a_gpus_compiler_gets_its_own(vector_tanh):
+def test_a_gpus_compiler_gets_its_own():
     """Theano hands the text to it, without Python's headers."""
-    vector_tanh(True)
     code = T.tanh(T.fscalar()).owner.op.scalar_op.c_support_code()
     assert "struct" not in code  # which Theano takes for something that GPUs cannot have
     given = subprocess.run(["g++", "-E", "-P", "-xc++", "-"], input=f"{code}\nsynkhronos_tanh(1)", text=True, stdout=-1)

@@ -52,11 +52,8 @@ class TestNestedLoops:
         mode = theano.compile.get_default_mode().excluding("fusion", "inplace")  # which compiles less
         function = synk.function([x], [(one, "gather") for one in wanted], mode=mode)
         slopes, curvatures = 2 - 2 * self.X + 1.5 * self.X**2, -2 + 3 * self.X
-        for results, parts in (
-            (function.as_theano(self.X), [slice(4)]),
-            (function(self.X), [slice(2), slice(2, 4)]),
-        ):
-            value, gradient, jacobian, hessian = results
+        for call, parts in ((function.as_theano, [slice(4)]), (function, [slice(2), slice(2, 4)])):
+            value, gradient, jacobian, hessian = call(self.X)
             assert_close(value, 2 * self.X - self.X**2 + 0.5 * self.X**3)
             assert_close(gradient, slopes)
             assert_close(jacobian, np.vstack([np.diag(slopes[part]) for part in parts]))
@@ -214,11 +211,9 @@ def test_pooling_in_python_is_that_in_c(mode):
     if mode == "max":
         outputs.append(T.Rop(pooled, x, v))
     arrays = np.random.RandomState(0).rand(2, 2, 1, 5, 6)
-    results = [
-        theano.function([x, v], outputs, mode=theano.Mode(linker), on_unused_input="ignore")(*arrays)
-        for linker in ("py", "cvm")
-    ]
-    for in_python, in_c in zip(*results):
+    modes = [theano.Mode(linker) for linker in ("py", "cvm")]
+    functions = [theano.function([x, v], outputs, mode=mode, on_unused_input="ignore") for mode in modes]
+    for in_python, in_c in zip(*(function(*arrays) for function in functions)):
         assert_close(in_python, in_c)
 
 

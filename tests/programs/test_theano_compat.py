@@ -15,6 +15,15 @@ from synkhronos._theano_compat import log_filter as complaints
 
 pytestmark = theano_only("Theano patched for current Python")
 
+
+def write_compiler(path, first=""):
+    """Make a compiler that executes some commands before it compiles; returns its path."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'#!/bin/sh\n{first}\nexec {shutil.which("g++")} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
 ORDERS = [
     "theano, lasagne, synkhronos",
     "lasagne, theano, synkhronos",
@@ -37,8 +46,7 @@ def test_any_order_of_imports_works_in_silence(order, tmp_path):
         assert synkhronos._theano_compat.install() is first
         print(theano.config.blas.ldflags)
         """,
-        "-W",
-        "default::DeprecationWarning",
+        *("-W", "default::DeprecationWarning"),
         directory=tmp_path,
         THEANO_FLAGS=FOLDER,
         THEANORC="/dev/null",
@@ -133,13 +141,8 @@ class TestScan:
     def folder(self, tmp_path_factory):
         """Of a compiler that refuses the loop while there is a file ``refuse``, and a cache that it has filled."""
         folder = tmp_path_factory.mktemp("scan")
-        compiler = folder / "bin" / "g++"
-        compiler.parent.mkdir()
-        compiler.write_text(
-            f'#!/bin/sh\ncase "$*" in *scan_perform*) test -e {folder}/refuse && echo tried >> {folder}/log && exit 1;;'
-            f'esac\nexec {shutil.which("g++")} "$@"\n'
-        )
-        compiler.chmod(0o755)
+        refuse = f"test -e {folder}/refuse && echo tried >> {folder}/log && exit 1"
+        write_compiler(folder / "bin" / "g++", f'case "$*" in *scan_perform*) {refuse};; esac')
         assert self.run(self.POWERS, folder) == ("", "")
         return folder
 
@@ -267,13 +270,8 @@ def test_missing_headers_are_reported_in_one_line(warm, tmp_path):
     """Without Python.h; Theano's own extension lies in its cache, or does not."""
     if shutil.which("g++") is None:
         pytest.skip("there is no compiler")
-    compiler = tmp_path / "g++"
-    compiler.write_text(
-        '#!/bin/sh\ncase "$*" in *-shared*) [ -e no_headers ] && '
-        "{ echo 'mod.cpp:1:10: fatal error: Python.h: No such file or directory' >&2; exit 1; };; esac\n"
-        f'exec {shutil.which("g++")} "$@"\n'
-    )
-    compiler.chmod(0o755)
+    fail = "{ echo 'mod.cpp:1:10: fatal error: Python.h: No such file or directory' >&2; exit 1; }"
+    compiler = write_compiler(tmp_path / "g++", f'case "$*" in *-shared*) [ -e no_headers ] && {fail};; esac')
     flags = f"base_compiledir={tmp_path}/cache,cxx={compiler}"
     if warm:
         python("import theano", THEANO_FLAGS=flags, directory=tmp_path)
@@ -315,10 +313,7 @@ class TestHeaders:
 
     def test_another_compiler_compiles_them_again(self, tmp_path):
         first = self.compile(tmp_path, 2)
-        other = tmp_path / "bin" / "g++"
-        other.parent.mkdir()
-        other.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@"\n')
-        other.chmod(0o755)
+        other = write_compiler(tmp_path / "bin" / "g++")
         both = self.compile(tmp_path, 3, PATH=f"{other.parent}:{os.environ['PATH']}")
         assert len(both) == 2 and first.items() <= both.items()
 
@@ -332,10 +327,7 @@ class TestHeaders:
             shutil.rmtree(folder)
         if fault == "no room":
             folder.write_text("a file where the folder should be")
-        compiler = tmp_path / "bin" / "g++"
-        compiler.parent.mkdir()
-        compiler.write_text(f'#!/bin/sh\ncase "$*" in *c++-header*) exit 1;; esac\nexec {shutil.which("g++")} "$@"\n')
-        compiler.chmod(0o755)
+        compiler = write_compiler(tmp_path / "bin" / "g++", 'case "$*" in *c++-header*) exit 1;; esac')
         path = f"{compiler.parent}:{os.environ['PATH']}" if fault == "no compilation" else os.environ["PATH"]
         found = self.compile(tmp_path, 4, PATH=path)
         assert set(found) == ({name} if fault == "a damaged file" else set())

@@ -12,6 +12,12 @@ def two(synchronize):
 
 
 @pytest.fixture
+def three(synchronize):
+    """A session of three ranks."""
+    return synchronize(3)
+
+
+@pytest.fixture
 def summing(two):
     """A function that sums what it is given on the ranks, rank by rank."""
     return sum_of("float64", 1)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from backend import T, lasagne, theano, theano_only
+from comparison import close
 
 import synkhronos as synk
 from synkhronos.extensions import updates
@@ -23,22 +24,17 @@ def make_problem(dtype="float64", second=None):
     return losses, (x, y), [w, v], data
 
 
-def follow(session, rule, *args, second=None, **kwargs):
+def follow(rule, *args, second=None, given=(), **kwargs):
     """Train on all ranks and in plain Theano; the same, or this fails. Returns the function on all ranks."""
-    values = {name: kwargs.pop(name) for name in list(kwargs) if name.startswith("value_of_")}
-    given = {name[9:]: value for name, value in values.items()}
     made = []
     for make in (make_train_function_theano, make_train_function):
         losses, (x, y), params, data = make_problem(second=second)
         loss = losses.mean() + 0.01 * sum((param**2).sum() for param in params)
         train = make(loss, params, x, y, rule, *args, **kwargs)
-        history = [train(*data, batch=batch, **given) for batch in BATCHES]
-        made.append((history, [param.get_value() for param in params]))
-    for got, expected in zip(made[1][0] + made[1][1], made[0][0] + made[0][1]):
-        np.testing.assert_allclose(got, expected, rtol=1e-5 if second else 1e-9)
-    for param in params:
-        copies = synk.gather(param)
-        assert all(np.array_equal(copy, copies[0]) for copy in copies)
+        history = [train(*data, batch=batch, **dict(given)) for batch in BATCHES]
+        made.append([*history, *(param.get_value() for param in params)])
+    close(made[1], made[0], rtol=1e-5 if second else 1e-9, atol=0)
+    assert synk.check_replicas(params) == {}
     return train, params, data
 
 
@@ -87,38 +83,36 @@ class Optimizer:
 
 @pytest.mark.parametrize("rule", [of_the_loss, of_gradients, with_memory, clipping])
 def test_rules_that_know_nothing_of_ranks(session, rule):
-    follow(session, rule, 0.1)
+    follow(rule, 0.1)
 
 
 def test_a_rule_that_is_a_method(session):
-    follow(session, lambda loss, params: Optimizer(0.1).get_updates(loss, params))
+    follow(lambda loss, params: Optimizer(0.1).get_updates(loss, params))
 
 
 @theano_only("Lasagne")
 @pytest.mark.parametrize("name", ["sgd", "nesterov_momentum", "adam", "adadelta"])
 def test_rules_of_lasagne(session, name):
     theirs = getattr(lasagne.updates, name)
-    train, params, data = follow(session, theirs, learning_rate=0.05)
+    train, params, data = follow(theirs, learning_rate=0.05)
     losses, (x, y), own_params, _ = make_problem()
     loss = losses.mean() + 0.01 * sum((param**2).sum() for param in own_params)
     ours = make_train_function_theano(loss, own_params, x, y, getattr(updates, name), learning_rate=0.05)
     for batch in BATCHES:
         ours(*data, batch=batch)
-    for got, expected in zip(params, own_params):
-        np.testing.assert_allclose(got.get_value(), expected.get_value(), rtol=1e-9)
+    close(params, own_params, rtol=1e-9, atol=0)
     before = params[0].get_value()
     train(*data, num_slices=3)
     assert not np.array_equal(params[0].get_value(), before)
 
 
 def test_parameters_of_two_dtypes(session):
-    train, params, _ = follow(session, of_the_loss, np.float32(0.1), second="float32")
+    train, params, _ = follow(of_the_loss, np.float32(0.1), second="float32")
     assert [grad.dtype for grad in train.grad_shared] == ["float64", "float32"]
     assert [param.dtype for param in params] == ["float64", "float32"]
 
 
-def test_rules_that_make_no_sense(synchronize):
-    synchronize(2)
+def test_rules_that_make_no_sense(two):
     losses, (x, y), params, _ = make_problem()
 
     def nothing(loss, params):
@@ -151,11 +145,10 @@ def test_rules_that_make_no_sense(synchronize):
 
 @pytest.mark.parametrize("rule", [updates.adam, of_the_loss], ids=["ours", "another"])
 def test_a_symbolic_learning_rate(session, rule):
-    train, params, data = follow(session, rule, T.dscalar("rate"), value_of_rate=0.05)
+    train, params, data = follow(rule, T.dscalar("rate"), given={"rate": 0.05})
     before = [param.get_value() for param in params]
     train(*data, rate=0.0)
-    for param, value in zip(params, before):
-        np.testing.assert_array_equal(param.get_value(), value)
+    close(params, before, 0, 0)
     for wrong in ({}, {"rat": 0.1}, {"rate": 0.1, "more": 1}):
         with pytest.raises(TypeError, match=r"got the keyword arguments .*; expected \['rate'\]"):
             train(*data, **wrong)
@@ -169,13 +162,11 @@ def test_symbolic_variables_in_loss_and_rule(session):
         train = make(losses.mean() + decay * (params[0] ** 2).sum(), params, x, y, updates.sgd, rate * decay)
         step = [train(*data, batch=batch, rate=0.1, decay=decay_now) for batch, decay_now in zip(BATCHES, (2, 0, 1))]
         results.append([*step, *(param.get_value() for param in params)])
-    for got, expected in zip(results[1], results[0]):
-        np.testing.assert_allclose(got, expected, rtol=1e-9)
+    close(results[1], results[0], rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("name", [None, "batch"])
-def test_symbolic_variables_need_names(synchronize, name):
-    synchronize(2)
+def test_symbolic_variables_need_names(two, name):
     losses, (x, y), params, _ = make_problem()
     with pytest.raises(TypeError, match="expected a name for each"):
         make_train_function(losses.mean(), params, x, y, updates.sgd, T.dscalar(name))
@@ -184,10 +175,10 @@ def test_symbolic_variables_need_names(synchronize, name):
 # ---------------------------------------------------------------- weighted averages
 
 
-def weighted(make, masks, rule=updates.momentum, dtype="float64", second=None, weights=True):
+def weighted(make, rule=updates.momentum, weights=True):
     """Train with a loss (m * l).sum() / m.sum(), for each of the masks; losses, then parameters."""
-    losses, (x, y), params, data = make_problem(dtype, second)
-    m = T.vector("m", dtype)
+    losses, (x, y), params, data = make_problem()
+    m = T.dvector("m")
     loss = (m * losses).sum() / m.sum() + 0.01 * (params[0] ** 2).sum()  # NaN where all of m is 0
     keywords = {"weights": m.sum()} if weights else {}
     train = make(loss, params, [x, m], y, rule, 0.1, **keywords)
@@ -204,25 +195,21 @@ def masks():
 @pytest.mark.parametrize("num_slices", [1, 3])
 @pytest.mark.parametrize("rule", [updates.momentum, of_the_loss, updates.sgd_nonflat], ids=lambda rule: rule.__name__)
 def test_a_weighted_loss_is_that_of_the_serial_step(session, rule, num_slices):
-    serial, serial_params, data = weighted(make_train_function_theano, masks(), rule)
-    train, params, _ = weighted(make_train_function, masks(), rule)
+    serial, serial_params, data = weighted(make_train_function_theano, rule)
+    train, params, _ = weighted(make_train_function, rule)
     for mask in masks():
         expected = serial([data[0], mask], data[1])
         got = train([data[0], mask], data[1], num_slices=num_slices)
-        np.testing.assert_allclose(got, expected, rtol=1e-9)
-        for param, other in zip(params, serial_params):
-            np.testing.assert_allclose(param.get_value(), other.get_value(), rtol=1e-9)
+        close([got, *params], [expected, *serial_params], rtol=1e-9, atol=0)
     for batch in ([0, 1, 2], [12], slice(3, 9)):  # ranks without data points
         expected = serial([data[0], masks()[0]], data[1], batch=batch)
         np.testing.assert_allclose(train([data[0], masks()[0]], data[1], batch=batch), expected, rtol=1e-9)
-    for param, other in zip(params, serial_params):
-        copies = synk.gather(param)
-        np.testing.assert_allclose(copies[-1], other.get_value(), rtol=1e-9)
-        assert all(np.array_equal(copy, copies[0]) for copy in copies)
+    close(params, serial_params, rtol=1e-9, atol=0)
+    assert synk.check_replicas(params) == {}
 
 
 def test_what_is_shared_of_a_weighted_step_is_the_gradient(session):
-    train, _, data = weighted(make_train_function, masks())
+    train, _, data = weighted(make_train_function)
     losses, (x, y), others, _ = make_problem()
     m = T.vector("m", dtype="float64")
     gradient = theano.grad((m * losses).sum() / m.sum() + 0.01 * (others[0] ** 2).sum(), others)
@@ -232,10 +219,9 @@ def test_what_is_shared_of_a_weighted_step_is_the_gradient(session):
     np.testing.assert_allclose(synk.gather(train.grad_shared), [flat] * session, rtol=1e-9)
 
 
-def test_without_weights_another_step_is_made(synchronize):
-    synchronize(2)
-    serial, serial_params, data = weighted(make_train_function_theano, masks())
-    train, params, _ = weighted(make_train_function, masks(), weights=False)
+def test_without_weights_another_step_is_made(two):
+    serial, serial_params, data = weighted(make_train_function_theano)
+    train, params, _ = weighted(make_train_function, weights=False)
     mask = masks()[2]  # all of the second rank's are 0
     serial([data[0], mask], data[1])
     train([data[0], mask], data[1])
@@ -244,7 +230,7 @@ def test_without_weights_another_step_is_made(synchronize):
 
 
 def test_weights_that_cannot_be(session):
-    train, params, data = weighted(make_train_function, masks())
+    train, params, data = weighted(make_train_function)
     before = [param.get_value() for param in params]
     few = np.zeros(N)
     few[0] = np.nan
@@ -253,8 +239,7 @@ def test_weights_that_cannot_be(session):
         wrong = "with no data points" if batch == [] else "expected finite weights of at least 0, not all 0"
         with pytest.raises(ValueError, match=wrong):
             train([data[0], mask], data[1], batch=batch)
-        for param, value in zip(params, before):
-            assert np.array_equal(param.get_value(), value)
+        close(params, before, 0, 0)
     assert np.isfinite(train([data[0], np.ones(N)], data[1]))
     losses, (x, y), params, _ = make_problem()
     with pytest.raises(TypeError, match="expected a scalar expression"):
@@ -272,5 +257,4 @@ def test_integer_weights_of_float32(session):
         got = [train(data[0], [data[1], counts], batch=batch) for batch in (None, 7, [12, 1, 2])]
         assert got[0].dtype == np.float32
         results.append([*got, *(param.get_value() for param in params)])
-    for got, expected in zip(results[1], results[0]):
-        np.testing.assert_allclose(got, expected, rtol=2e-4)
+    close(results[1], results[0], rtol=2e-4, atol=0)

@@ -24,59 +24,10 @@ def test_the_engine_has_a_name():
     assert synk.engine == ("theano" if on_theano else "pytensor")
 
 
-def step(mode=None):
-    """A function with outputs of all kinds and an update, and the engine's own."""
-    x = T.dmatrix("x")
-    w = theano.shared(np.ones(3), "w")
+def test_an_updated_variable_is_updated_whatever_outputs_are_asked_for(two):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
     loss = T.sqr(x * w - 1).mean()
-    updates = [(w, w - 0.1 * theano.grad(loss, w))]
-    ours = synk.function([x], [loss, (x.max(), "max"), (x * w, "gather"), (x.sum(), "sum")], updates=updates, mode=mode)
-    own = theano.function([x], [loss, x.max(), x * w, x.sum()], mode=mode)
-    return ours, own, w
-
-
-@functools.cache
-def built():
-    return step()
-
-
-def check(ours, own, w, n_ranks):
-    for arguments in ({}, {"num_slices": 2}, {"batch": [6, 0, 3, 3]}, {"batch": slice(1, 6), "num_slices": 2}):
-        synk.broadcast(w, np.ones(3))
-        rows = V[arguments["batch"]] if "batch" in arguments else V
-        expected = own(rows)
-        for got, right in zip(ours(V, **arguments), expected):
-            np.testing.assert_allclose(got, right, rtol=1e-12)
-        synk.all_reduce(w, weights=ours.counts)
-        whole = np.ones(3) - 0.1 * 2 * (rows * (rows - 1)).mean(axis=0) / 3
-        for rank in range(n_ranks):
-            np.testing.assert_allclose(synk.get_value(rank, w), whole, rtol=1e-12)
-
-
-@pytest.mark.parametrize("n_ranks", [1, 2, 3])
-def test_outputs_updates_slices_and_batches(synchronize, n_ranks):
-    synchronize(n_ranks)
-    check(*built(), n_ranks)
-
-
-@pytest.mark.parametrize("n_ranks", [1, 3])
-def test_some_outputs(synchronize, n_ranks):
-    synchronize(n_ranks)
-    ours, own, w = built()
-    for subset in ([1], [2, 0], [3, 2, 1]):
-        synk.broadcast(w, np.ones(3))
-        right = [own(V)[i] for i in subset]
-        for alone in (ours(V, output_subset=subset), ours.as_theano(V, output_subset=subset)):
-            assert len(alone) == len(subset)
-        synk.broadcast(w, np.ones(3))
-        for got, one in zip(ours(V, output_subset=subset, num_slices=2), right):
-            np.testing.assert_allclose(got, one, rtol=1e-12)
-
-
-def test_an_updated_variable_is_updated_whatever_outputs_are_asked_for(synchronize):
-    synchronize(2)
-    ours, _, w = built()
-    synk.broadcast(w, np.ones(3))
+    ours = synk.function([x], [loss, (x.max(), "max")], updates=[(w, w - 0.1 * theano.grad(loss, w))])
     ours(V, output_subset=[1])
     some = synk.get_value(1, w)
     synk.broadcast(w, np.ones(3))
@@ -85,20 +36,14 @@ def test_an_updated_variable_is_updated_whatever_outputs_are_asked_for(synchroni
     assert (some != 1).all()
 
 
-def deep():
-    x, w = T.dvector("x"), theano.shared(np.full(3, 0.99), "w")
-    y = x
-    for _ in range(DEPTH):
-        y = y * w + x
-    return theano.function([x], y, mode=theano.Mode("vm", None)), w
-
-
 @pytensor_only
 def test_a_deep_graph_is_pickled_without_depth():
     # one stack frame of Python's and some of C's for each pickled level: a graph's levels would be too many
     limit = sys.getrecursionlimit()
+    x, w = T.dvector("x"), theano.shared(np.full(3, 0.99), "w")
+    y = functools.reduce(lambda y, _: y * w + x, range(DEPTH), x)
     with theano.config.change_flags(cxx=""):
-        function, w = deep()
+        function = theano.function([x], y, mode=theano.Mode("vm", None))
         nodes = pack(function)[0]
         seen = set()
         for node in nodes:
@@ -114,8 +59,7 @@ def test_a_deep_graph_is_pickled_without_depth():
 
 
 @pytensor_only
-def test_ranks_draw_from_generators_that_jump(synchronize):
-    synchronize(3)
+def test_ranks_draw_from_generators_that_jump(three):
     state = T.random.shared_rng(seed=5)
     following, draw = T.random.normal(size=(4,), rng=state, return_next_rng=True)
     f = synk.function([], [(draw, "gather")], updates={state: following})
@@ -135,39 +79,16 @@ def test_modes_that_ranks_cannot_use_are_refused(synchronize):
 
 
 @pytensor_only
-def test_a_variable_of_static_length_has_no_rows_to_pick(synchronize):
-    synchronize(2)
+def test_a_variable_of_static_length_has_no_rows_to_pick(two):
     data = theano.shared(np.zeros((4, 2)), "data", shape=(4, 2))
     f = synk.function([], (data.sum(), "sum"), sliceable_shareds=[data])
     with pytest.raises(TypeError, match="data has the static length 4"):
         f(batch_s=slice(0, 2))
 
 
-function = theano.function  # by a name of its own
-
-
-def test_what_programs_build_under_parallelize(synchronize):
-    synchronize(2)
-    x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
-    loss = T.sqr(x.dot(w)).mean()
-    with synk.parallelize():
-        train = function([x], loss, updates=[(w, w - 0.1 * theano.grad(loss, w))])
-        np.testing.assert_allclose(x.sum().eval({x: V}), V.sum())
-    serial = function([x], loss)
-    assert isinstance(serial, theano.compile.Function) and not isinstance(train, theano.compile.Function)
-    expected = np.ones(3)
-    for _ in range(2):
-        np.testing.assert_allclose(train(V), (V.dot(expected) ** 2).mean())
-        expected = expected - 0.1 * 2 * (V.dot(expected)[:, None] * V).mean(axis=0)
-        np.testing.assert_allclose(synk.get_value(1, w), expected)
-    with pytest.raises(ValueError, match=f"{synk.engine}.function: got accept_inplace=True"), synk.parallelize():
-        function([x], loss, accept_inplace=True)
-
-
 @pytest.mark.numba
 @pytensor_only
-def test_functions_that_numba_compiles(synchronize):
-    synchronize(2)
+def test_functions_that_numba_compiles(two):
     x, w = T.dvector("x"), theano.shared(np.zeros(2), "w")
     f = synk.function([x], [(x.sum(), "sum"), (x * 2, "gather")], updates=[(w, w + x.sum())], mode="NUMBA")
     values = np.arange(5.0)
@@ -248,24 +169,6 @@ def test_what_numba_compiles_is_compiled_by_one_process():
     run(COMPILED_ONCE)
 
 
-CLOSE_AND_FORK = """
-from backend import T, theano
-import numpy as np, synkhronos as synk
-x, w = T.dvector("x"), theano.shared(np.zeros(2), "w")
-for n_ranks in (2, 3, 1):
-    synk.fork(n_ranks)
-    if n_ranks == 2:
-        f = synk.function([x], [(x.sum(), "sum")], updates=[(w, w + 1)])
-    assert f(np.arange(6.0))[0] == 15
-    synk.close()
-assert (w.get_value() == 3).all(), w.get_value()
-"""
-
-
-def test_functions_live_from_session_to_session():
-    run(CLOSE_AND_FORK)
-
-
 CHOICES = """
 import os, sys, types, pytest
 from synkhronos._backends import choose
@@ -318,8 +221,7 @@ def run(program):
 
 
 @pytensor_only
-def test_lengths_that_types_fix(synchronize):
-    synchronize(2)
+def test_lengths_that_types_fix(two):
     few, row, wide = (
         T.tensor(shape=shape, name=name) for shape, name in (((4, 3), "few"), ((1, 3), "row"), ((None, 3), "wide"))
     )

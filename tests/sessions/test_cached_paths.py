@@ -6,15 +6,14 @@ follow.
 """
 
 import gc
-import os
-import signal
 
 import numpy as np
 import pytest
 from backend import T, theano
-from comparison import assert_close
+from collective_values import get, put
+from comparison import close
 from fault_ops import NOTHING, RAISE, Fault
-from process_state import wait_for_end, worker_pids
+from process_state import kill, worker_pids
 
 import synkhronos as synk
 
@@ -106,37 +105,29 @@ def exact_on_an_array(p):
     return p.exact(p.array), p.exact.as_theano(p.points)
 
 
-def ranges(p):
+def of_batches(p, functions, batches):
     got, expected = [], []
-    for start in (0, 4, 1):
-        for function in (p.plain, p.exact):
-            got += function(p.x, batch=slice(start, start + 6))
-            expected += function.as_theano(p.points[start : start + 6])
+    for batch in batches:
+        for function in functions:
+            got += function(p.x, batch=batch)
+            expected += function.as_theano(p.points[:batch] if isinstance(batch, int) else p.points[batch])
     return got, expected
+
+
+def ranges(p):
+    return of_batches(p, [p.plain, p.exact], [slice(start, start + 6) for start in (0, 4, 1)])
 
 
 def lists(p):
-    got, expected = [], []
-    for picks in ([3, 1, 1, 5], [0, 2, 4, 6]):
-        for function in (p.plain, p.exact):
-            got += function(p.x, batch=picks)
-            expected += function.as_theano(p.points[picks])
-    return got, expected
+    return of_batches(p, [p.plain, p.exact], [[3, 1, 1, 5], [0, 2, 4, 6]])
 
 
 def numbers_of_rows(p):
-    return [*p.plain(p.x, batch=5), *p.plain(p.x, batch=7)], [
-        *p.plain.as_theano(p.points[:5]),
-        *p.plain.as_theano(p.points[:7]),
-    ]
+    return of_batches(p, [p.plain], [5, 7])
 
 
 def in_a_graph(p):
-    got, expected = [], []
-    for n_rows in (4, 5, 8):
-        got += p.meets(p.x, batch=n_rows)
-        expected += p.meets.as_theano(p.points[:n_rows])
-    return got, expected
+    return of_batches(p, [p.meets], [4, 5, 8])
 
 
 def other_data(p):
@@ -147,22 +138,18 @@ def other_data(p):
 def collectives(p):
     got, expected = [], []
     for op, combined in (("sum", np.sum), ("max", np.max)):
-        for rank, value in enumerate(p.per_rank):
-            synk.set_value(rank, p.v, value.astype(p.v.dtype))
+        put(p.v, [value.astype(p.v.dtype) for value in p.per_rank])
         got.append(synk.reduce(p.v, op, in_place=False))
         synk.all_reduce(p.v, op)
-        got += [synk.get_value(rank, p.v) for rank in range(N_RANKS)]
-        result = combined(p.per_rank, axis=0).astype(p.v.dtype)
-        expected += [result] * (1 + N_RANKS)
+        got += get(p.v, N_RANKS)
+        expected += [combined(p.per_rank, axis=0).astype(p.v.dtype)] * (1 + N_RANKS)
     return got, expected
 
 
 def gathering(p):
-    for rank, value in enumerate(p.per_rank):
-        synk.set_value(rank, p.v, value.astype(p.v.dtype))
+    put(p.v, [value.astype(p.v.dtype) for value in p.per_rank])
     synk.all_gather(p.v)
-    result = np.concatenate(p.per_rank).astype(p.v.dtype)
-    return [synk.get_value(rank, p.v) for rank in range(N_RANKS)], [result] * N_RANKS
+    return get(p.v, N_RANKS), [np.concatenate(p.per_rank).astype(p.v.dtype)] * N_RANKS
 
 
 def a_sequence(p):
@@ -172,34 +159,16 @@ def a_sequence(p):
     return [one for future in futures for one in future.result()], [one for outputs in wanted for one in outputs]
 
 
-PATHS = (
-    plain,
-    plain_on_an_array,
-    one_output,
-    in_slices,
-    exact,
-    exact_on_an_array,
-    ranges,
-    lists,
-    numbers_of_rows,
-    in_a_graph,
-    other_data,
-    collectives,
-    gathering,
-    a_sequence,
-)
+PATHS = [plain, plain_on_an_array, one_output, in_slices, exact, exact_on_an_array, ranges, lists, numbers_of_rows]
+PATHS += [in_a_graph, other_data, collectives, gathering, a_sequence]
 
 
 def check(program, path):
     """Results are the engine's, and those of one call are not overwritten by the next."""
     earlier, expected = path(program)
     for _ in range(2):
-        got, _ = path(program)
-        for one, other in zip(got, expected):
-            assert_close(one, other, rtol=1e-12)
-    assert len(earlier) == len(expected)
-    for one, other in zip(earlier, expected):
-        assert_close(one, other, rtol=1e-12)
+        close(path(program)[0], expected, rtol=1e-12)
+    close(earlier, expected, rtol=1e-12)
 
 
 # ---------------------------------------------------------------- changes
@@ -311,31 +280,14 @@ def shapes_differ(p):
 
 
 def worker_replaced(p):
-    pid = worker_pids()[0]
-    os.kill(pid, signal.SIGKILL)
-    wait_for_end([pid])
+    kill(worker_pids()[0])
     with pytest.raises(synk.WorkerRestarted):
         p.plain(p.x)
 
 
-CHANGES = (
-    values_set,
-    values_set_in_place,
-    value_set_on_one_rank,
-    memory_allocated_again,
-    data_replaced,
-    resized,
-    grown,
-    length_set,
-    dtype_changed,
-    order_changed,
-    function_rebuilt,
-    other_function_dropped,
-    wrong_arguments,
-    exception_on_a_rank,
-    shapes_differ,
-    worker_replaced,
-)
+CHANGES = [values_set, values_set_in_place, value_set_on_one_rank, memory_allocated_again, data_replaced, resized]
+CHANGES += [grown, length_set, dtype_changed, order_changed, function_rebuilt, other_function_dropped, wrong_arguments]
+CHANGES += [exception_on_a_rank, shapes_differ, worker_replaced]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
@@ -352,7 +304,5 @@ def test_paths_in_turn_follow_a_change(program, change):
     """Functions and data that several paths share; what one path keeps must not be taken for another's."""
     for _ in range(2):
         for path in PATHS:
-            got, expected = path(program)
-            for one, other in zip(got, expected):
-                assert_close(one, other, rtol=1e-12)
+            close(*path(program), rtol=1e-12)
         change(program)

@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 from backend import MRG_RandomStreams, T, ifelse, theano, theano_only
-from comparison import shares
+from comparison import close, shares
 from multinode_sessions import one_machine
 
 import synkhronos as synk
@@ -24,8 +24,7 @@ def collectives_of(function):
 # -- the optimizer
 
 
-def test_equal_ones_are_merged_and_independent_ones_joined_in_place(synchronize):
-    synchronize(2)
+def test_equal_ones_are_merged_and_independent_ones_joined_in_place(two):
     x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
     first, again, sums = synk.averaged(T.exp(x[0])), synk.averaged(T.exp(x[0])), synk.summed(T.exp(x).sum(axis=0))
     second = synk.reduced(T.tanh(x[1]) * first, "max")
@@ -33,8 +32,7 @@ def test_equal_ones_are_merged_and_independent_ones_joined_in_place(synchronize)
     one, other = collectives_of(f)
     assert sorted(one.ops) == ["avg", "avg", "sum"] and other.ops == ("max",)
     assert one.number < other.number and other.inplace == (0,)
-    value_of_w = [i for i, x in enumerate(f.maker.fgraph.toposort()) if x.op == one]
-    inputs = f.maker.fgraph.toposort()[value_of_w[0]].inputs
+    (inputs,) = [node.inputs for node in f.maker.fgraph.toposort() if node.op == one]
     assert [inputs[i].owner is None for i in range(3)].count(True) == 1  # w itself, which the program holds
     assert all(inputs[i].owner is not None for i in one.inplace) and len(one.inplace) >= 1
     data = np.random.RandomState(0).randn(4, 3)
@@ -69,8 +67,7 @@ MODES = ["FAST_COMPILE", "FAST_RUN", "DebugMode", "py"]
 
 
 @pytest.mark.parametrize("mode", [*MODES[:3], theano.Mode("py", None)], ids=MODES)
-def test_modes(synchronize, mode):
-    synchronize(2)
+def test_modes(two, mode):
     x = T.dmatrix("x")
     mean = synk.averaged(x.mean(axis=0))
     f = synk.function([x], [(synk.summed(T.sqr(x - mean).sum()), None), (synk.gathered(x[:, 0]), None)], mode=mode)
@@ -83,16 +80,14 @@ def test_modes(synchronize, mode):
 # -- outside of a call of all ranks
 
 
-def test_alone_they_are_the_identity(synchronize):
-    synchronize(2)
+def test_alone_they_are_the_identity(two):
     x = T.fmatrix("x")
     y = [synk.averaged(x), synk.summed(x), synk.reduced(x, "max"), synk.gathered(x), synk.gathered(x.sum())]
     data = np.random.RandomState(0).randn(4, 3).astype("float32")
     plain = theano.function([x], y)
     f = synk.function([x], [(one, None) for one in y])
     for values in (plain(data), f.as_theano(data), [one.eval({x: data}) for one in y]):
-        for value in values[:4]:
-            np.testing.assert_array_equal(value, data)
+        np.testing.assert_equal(values[:4], [data] * 4)
         np.testing.assert_allclose(values[4], [data.sum()], rtol=1e-5)
     count = synk.averaged(T.constant(np.array([1, 2], "int8")))
     assert count.dtype == "float64" and synk.summed(T.constant(np.array([1, 2], "int8"))).dtype == "int64"
@@ -147,8 +142,7 @@ def test_outputs_that_are_the_same_everywhere(session):
             mixed(data)
 
 
-def test_the_check_against_theano_finds_what_is_not_serial(synchronize):
-    synchronize(2)
+def test_the_check_against_theano_finds_what_is_not_serial(two):
     x = T.dmatrix("x")
     right = synk.function([x], [T.sqrt(synk.averaged(T.sqr(x).mean())), (x - synk.averaged(x.mean(axis=0)), "gather")])
     data = np.random.RandomState(0).randn(N, 3)
@@ -158,21 +152,14 @@ def test_the_check_against_theano_finds_what_is_not_serial(synchronize):
         wrong(data, check_against_theano=True)
 
 
-@pytest.mark.parametrize(
-    "master_rank", [0, pytest.param(2, marks=one_machine("the master is a rank of the first one"))]
-)
+@pytest.mark.parametrize("master_rank", [0, pytest.param(2, marks=one_machine("the master is on the first one"))])
 def test_ranks_without_data_points(synchronize, master_rank):
     synchronize(3, master_rank=master_rank)
     x, scale = T.dmatrix("x"), T.dscalar("scale")
     same, own = theano.shared(np.zeros(3), "same"), theano.shared(np.zeros(3), "own")
     total = synk.summed(x.sum(axis=0)) * scale
-    outputs = [
-        (total, None),
-        (x.sum(), None),
-        (x.sum(), "sum"),
-        (synk.gathered(x), None),
-        (x[:, 0] - total[0], "gather"),
-    ]
+    outputs = [(total, None), (x.sum(), None), (x.sum(), "sum"), (synk.gathered(x), None)]
+    outputs += [(x[:, 0] - total[0], "gather")]
     f = synk.function([x], outputs, bcast_inputs=[scale], updates=[(same, same + total), (own, own + x.sum(axis=0))])
     data = np.random.RandomState(0).randn(2, 3)
     for step in (1, 2):
@@ -190,8 +177,7 @@ def test_ranks_without_data_points(synchronize, master_rank):
     synk.broadcast([same, own])
 
 
-def test_rows_of_shared_variables(synchronize):
-    synchronize(3)
+def test_rows_of_shared_variables(three):
     data = theano.shared(np.arange(12.0).reshape(6, 2), "data")
     w = theano.shared(np.zeros(2), "w")
     mean = synk.averaged(data.mean(axis=0))
@@ -216,15 +202,13 @@ def test_in_a_loop(session):
     cost = T.sqr(states).sum()
     f = synk.function([x], [(cost, None), (synk.averaged(T.grad(cost, w)), None)])
     data = np.random.RandomState(0).randn(N, 2) + 1
-    for got, expected in zip(f(data), f.as_theano(data)):
-        np.testing.assert_allclose(got, expected, rtol=1e-9)
+    close(f(data), f.as_theano(data), rtol=1e-9, atol=0)
     if session > 3:
         with pytest.raises(ValueError, match=f"3 data points for {session} ranks; a function with collectives in a l"):
             f(data[:3])
 
 
-def test_dropout_and_sequences(synchronize):
-    synchronize(2)
+def test_dropout_and_sequences(two):
     x, w = T.dmatrix("x"), theano.shared(np.zeros(3), "w")
     streams = MRG_RandomStreams(3)
     noisy = x * streams.binomial(x.shape, p=0.5, dtype="float64")
@@ -239,8 +223,7 @@ def test_dropout_and_sequences(synchronize):
 # -- instruments
 
 
-def test_traces_and_logs_name_them(synchronize, tmp_path, caplog):
-    synchronize(2)
+def test_traces_and_logs_name_them(two, tmp_path, caplog):
     x = T.fmatrix("x")
     f = synk.function([x], (synk.averaged(x.mean(axis=0)) + synk.reduced(x.max(axis=0), "max"), None))
     data = np.ones((4, 5000), "float32")
@@ -284,23 +267,16 @@ def test_a_gradient_of_a_sum_without_a_collective(session, n, num_slices):
 
 
 def test_slices_with_linkers_in_python(session):
-    x = T.dmatrix("x")
-    function = synk.function([x], [(synk.summed(x.sum(axis=0)), None), x.mean()], mode="FAST_COMPILE")
-    data = np.random.RandomState(0).randn(11, 3)
-    total, mean = function(data, num_slices=2)
-    np.testing.assert_allclose(total, data.sum(axis=0))
-    np.testing.assert_allclose(mean, data.mean())
-
-
-def test_what_needs_no_data_point_counts_once_in_slices(session):
+    """Data points of all slices count, and what needs none counts once."""
     x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
     penalty = synk.summed((w**2).sum())
-    costs = [penalty, synk.averaged(T.grad(penalty, w)), synk.gathered(w), synk.averaged(w)]
+    costs = [penalty, synk.averaged(T.grad(penalty, w)), synk.gathered(w), synk.averaged(w), synk.summed(x.sum(axis=0))]
     function = synk.function([x], [*((cost, None) for cost in costs), x.mean()], mode="FAST_COMPILE")
-    expected = [3 * session, np.full(3, 2 * session), np.ones(3 * session), np.ones(3), 1]
+    data = np.random.RandomState(0).randn(6, 3)
     for num_slices in (1, 2, 3):
-        for found, right in zip(function(np.ones((6, 3)), num_slices=num_slices), expected):
-            np.testing.assert_array_equal(found, right)
+        *found, total, mean = function(data, num_slices=num_slices)
+        np.testing.assert_equal(found, [3 * session, np.full(3, 2 * session), np.ones(3 * session), np.ones(3)])
+        close([total, mean], [data.sum(axis=0), data.mean()])
 
 
 # -- branches
@@ -327,8 +303,7 @@ def test_a_branch_that_is_not_chosen_is_not_computed(session):
 
 
 @pytest.mark.parametrize("inline", [False, True])
-def test_an_op_from_a_graph_needs_a_data_point_on_each_rank(synchronize, inline):
-    synchronize(3)
+def test_an_op_from_a_graph_needs_a_data_point_on_each_rank(three, inline):
     x, row = T.dmatrix("x"), T.dvector("row")
     op = theano.OpFromGraph([row], [synk.averaged(row) * 2], inline=inline)
     function = synk.function([x], [(op(x.mean(axis=0)), None)], mode="FAST_COMPILE")

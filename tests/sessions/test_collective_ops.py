@@ -5,17 +5,13 @@ import functools
 import numpy as np
 import pytest
 from backend import T, lasagne, on_theano, theano
-from comparison import assert_close, shares
+from comparison import assert_close, close, shares
 
 import synkhronos as synk
 from synkhronos._graph.ops import Collective
 
 N = 11
 OPS = {"avg": np.average, "sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
-
-
-def close(actual, expected, rtol=1e-9):
-    assert_close(actual, expected, rtol=rtol, atol=1e-11)
 
 
 def everywhere(x):
@@ -200,9 +196,7 @@ class Network:
     def __init__(self, rule, averaged):
         rng = np.random.RandomState(4)
         self.x, self.y = T.dmatrix("x"), T.ivector("y")
-        self.params = [
-            theano.shared(rng.randn(*shape) * 0.3, f"p{i}") for i, shape in enumerate([(5, 8), (8, 3), (3,)])
-        ]
+        self.params = [theano.shared(rng.randn(*shape) * 0.3) for shape in ((5, 8), (8, 3), (3,))]
         hidden = T.dot(self.x, self.params[0])
         mean = averaged(hidden.mean(axis=0))
         hidden = T.nnet.relu((hidden - mean) / T.sqrt(averaged(T.sqr(hidden - mean).mean(axis=0)) + 1e-4))
@@ -226,24 +220,19 @@ def network_data(n):
 
 @functools.cache
 def serial_training(rule, n):
-    model, losses = Network(RULES[rule], lambda x: x), []
+    model = Network(RULES[rule], lambda x: x)
     step = theano.function([model.x, model.y], model.loss, updates=model.updates)
-    for _ in range(20):
-        losses.append(float(step(*network_data(n))))
-    return losses, [var.get_value() for var in model.updates]
+    return [step(*network_data(n)) for _ in range(20)], [var.get_value() for var in model.updates]
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("n", [37, 4])
 def test_an_optimiser_of_lasagnes_untouched(session, rule, n):
-    model, losses = Network(RULES[rule], synk.averaged), []
+    model = Network(RULES[rule], synk.averaged)
     step = synk.function([model.x, model.y], model.loss, updates=model.updates)
-    for _ in range(20):
-        losses.append(float(step(*network_data(n))))
     expected, values = serial_training(rule, n)
-    close(losses, expected)
-    for var, value in zip(model.updates, values):
-        close(var.get_value(), value)
+    close([step(*network_data(n)) for _ in range(20)], expected)
+    close(list(model.updates), values)
     assert synk.check_replicas(list(model.updates)) == {}  # to the bit, on ranks without data points, too
 
 
@@ -275,8 +264,7 @@ def test_slices_of_a_step_are_the_whole_step(session, num_slices, n):
         found += [var.get_value() for var in replicated] + [synk.gather(seen)]
         assert synk.check_replicas(replicated) == {}
         if expected:
-            for one, other in zip(found, expected):
-                close(one, other)
+            close(found, expected)
         expected = found
     serial = function.as_theano(*data)
     assert [np.shape(one) for one in found[:7]] == [np.shape(one) for one in serial]
@@ -295,8 +283,7 @@ def test_what_needs_no_data_point_is_no_part_of_a_slice(session):
         total = present * 14
         expected = [total, 2 * present * values, 4 * total * present * values, present * data.mean(), data.sum()]
         for num_slices in (1, 2, 3):
-            for found, right in zip(function(data, num_slices=num_slices), expected):
-                close(found, right)
+            close(function(data, num_slices=num_slices), expected)
             weights = [n / count for count in function.counts if count]
             close(synk.gather(u, nd_up=1)[:present], [2 * weight * values for weight in weights])
     with pytest.raises(ValueError, match="needs data points and the result of another"):

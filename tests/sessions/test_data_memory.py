@@ -39,11 +39,11 @@ def mapped_by(pid, path):
         return str(path) in maps.read()
 
 
+PARTS = [(0, slice(None)), (0, slice(4, 9)), (16, slice(2, None)), (0, slice(0, 0)), (0, slice(None, None, 2))]
+
+
 @pytest.mark.parametrize("mode", ["r", "r+"])
-@pytest.mark.parametrize(
-    ("offset", "part"),
-    [(0, slice(None)), (0, slice(4, 9)), (16, slice(2, None)), (0, slice(0, 0)), (0, slice(None, None, 2))],
-)
+@pytest.mark.parametrize(("offset", "part"), PARTS)
 def test_a_memmap_is_shared_as_its_file(session, file, mode, offset, part):
     memmap = np.memmap(file, "float64", mode, offset=offset, shape=(19, 3))[part]
     expected = np.array(memmap)
@@ -52,8 +52,7 @@ def test_a_memmap_is_shared_as_its_file(session, file, mode, offset, part):
     np.testing.assert_array_equal(x.data, expected)
     if len(expected) and part.step is None:
         assert np.shares_memory(x.data, memmap) or mapped_by(os.getpid(), file)
-        for pid in worker_pids():
-            assert mapped_by(pid, file)
+        assert all(mapped_by(pid, file) for pid in worker_pids())
         if mode == "r+":
             x[0] = 100
             assert sum_of("float64", 2)(x) == expected[1:].sum() + 300
@@ -169,8 +168,7 @@ def test_a_child_may_drop_its_data(two, summing):
     assert summing(x) == 5
 
 
-def test_data_survive_their_session(no_session, synchronize):
-    synchronize(2)
+def test_data_survive_their_session(no_session, two):
     x = synk.data(np.arange(10.0))
     assert sum_of("float64", 1)(x) == 45
     synk.close()
@@ -187,18 +185,12 @@ def test_data_survive_their_session(no_session, synchronize):
     assert sum_of("float64", 1)(x) == 14
 
 
-def test_data_that_no_worker_has_seen_survive_their_session(no_session, synchronize, file):
-    synchronize(2)
+def test_data_that_no_worker_has_seen_survive_their_session(no_session, two, file):
     x, y = synk.data(np.arange(10.0)), synk.data(np.memmap(file, "float64", "r"))
     synk.close()
     synk.fork(2)
     assert sum_of("float64", 1)(x) == 45
     assert sum_of("float64", 1)(y) == np.arange(60).sum()
-
-
-def test_data_before_fork_say_so(no_session):
-    with pytest.raises(RuntimeError, match="fork"):
-        synk.data(np.ones(3))
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: copy.deepcopy([one, one])[1]])
@@ -283,8 +275,7 @@ def _write_through(data):
     return total
 
 
-def test_free_memory_gives_it_back_on_every_rank(synchronize, summing):
-    synchronize(3)
+def test_free_memory_gives_it_back_on_every_rank(three, summing):
     summing(np.ones(10))
     pids = [os.getpid(), *worker_pids()]
     before = [shared_bytes(pid) for pid in pids]
@@ -312,8 +303,7 @@ def test_memory_of_dropped_data_comes_back(two, summing, used):
     if used:  # else it waits to be given to the workers
         assert shared_bytes(os.getpid()) < before[0] + MEGABYTE
     summing(np.ones(10))
-    for pid, old in zip((os.getpid(), *worker_pids()), before):
-        assert shared_bytes(pid) < old + MEGABYTE
+    assert all(shared_bytes(pid) < old + MEGABYTE for pid, old in zip((os.getpid(), *worker_pids()), before))
 
 
 def test_many_data_do_not_pile_up(two, summing):
@@ -379,12 +369,6 @@ def test_too_little_shared_memory_is_a_memory_error_and_changes_nothing(two, sum
     assert summing(x) == 45
 
 
-@pytest.mark.parametrize("shape", [(2**62,), (2**40, 2**40), (2**63,)], ids=str)
-def test_sizes_beyond_all_memory_are_refused(two, shape):
-    with pytest.raises((MemoryError, ValueError, OverflowError)):
-        synk.data(dtype="float64", shape=shape)
-
-
 def test_freed_memory_can_be_used_at_once():
     """In memory that holds one of the two: simulated by a limit that stands for the machine's."""
     run_script(
@@ -403,13 +387,11 @@ def test_freed_memory_can_be_used_at_once():
             if most() + size > limit:
                 raise MemoryError("as if the machine were full")
         anonymous.check_room = counting
-        for _ in range(5):
+        for i in range(10):
             d = synk.data(np.ones(4_000_000))
             assert f(d) == 4_000_000
-            d.free_memory()
-        for _ in range(5):
-            d = synk.data(np.ones(4_000_000))
-            assert f(d) == 4_000_000
+            if i < 5:
+                d.free_memory()
             del d
         """
     )

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 from backend import RandomStreams, T, theano
-from comparison import assert_close
+from comparison import close
 
 import synkhronos as synk
 from synkhronos._sharding import blocking as blocks
@@ -41,16 +41,12 @@ def test_blocks_of_rows(session, n):
     rng = np.random.RandomState(n)
     for _ in range(2):
         given = rng.randn(n, 3), rng.randn(n), rng.randint(0, 4, n)
-        for got, expected in zip(function(*given, 1.5), reference(*given, 1.5)):
-            assert np.shape(got) == np.shape(expected)
-            assert_close(got, expected, rtol=1e-12, atol=1e-13)
-    for mine, other in zip(ours, theirs):
-        assert_close(mine.get_value(), other.get_value(), rtol=1e-12, atol=1e-13)
+        close(function(*given, 1.5), reference(*given, 1.5), rtol=1e-12, atol=1e-13)
+    close(ours, theirs, rtol=1e-12, atol=1e-13)
     assert not synk.check_replicas()
 
 
-def test_blocks_in_batches_and_slices(synchronize):
-    synchronize(2)
+def test_blocks_in_batches_and_slices(two):
     (function, ours), (reference, theirs) = regression()
     rng = np.random.RandomState(0)
     arrays = rng.randn(60, 3), rng.randn(60), rng.randint(0, 4, 60)
@@ -59,41 +55,29 @@ def test_blocks_in_batches_and_slices(synchronize):
     for options in ({"batch": picks}, {"batch": slice(5, 50)}, {"num_slices": 3}):
         batch = options.get("batch", slice(None))
         expected = reference(*[array[batch] for array in arrays], 0.7)
-        for got, other in zip(function(*data, 0.7, **options), expected):
-            assert_close(got, other, rtol=1e-12, atol=1e-13)
-    for mine, other in zip(ours, theirs):
-        assert_close(mine.get_value(), other.get_value(), rtol=1e-12, atol=1e-13)
+        close(function(*data, 0.7, **options), expected, rtol=1e-12, atol=1e-13)
+    close(ours, theirs, rtol=1e-12, atol=1e-13)
 
 
-def test_blocks_meet_once(synchronize):
-    synchronize(3)
+def test_blocks_meet_once(three):
     (function, _), _ = regression()
     table = str(function.partition)
     assert "meetings: 1" in table and "all-reduce (sum)" in table and "all-gather" not in table
 
 
-def test_blocks_of_scattered_variables(synchronize):
-    synchronize(2)
+def test_blocks_of_scattered_variables(two):
     x = theano.shared(np.zeros((0, 2)), "x")
     given = np.random.RandomState(0).randn(90, 2)
-    p = T.dvector("p")
-    loss = T.exp(-T.sqr(x - p).sum(axis=1)).sum()
-    function = synk.function(
-        [], [loss, T.grad(loss, p)], bcast_inputs=[p], sliceable_shareds=[x], exact=True, blocked=True
-    )
+    p, rows = T.dvector("p"), T.dmatrix()
+    loss, serial = (T.exp(-T.sqr(one - p).sum(axis=1)).sum() for one in (x, rows))
+    options = {"bcast_inputs": [p], "sliceable_shareds": [x], "exact": True, "blocked": True}
+    function = synk.function([], [loss, T.grad(loss, p)], **options)
     synk.distribute()
-    rows = T.dmatrix()
-    serial = T.exp(-T.sqr(rows - p).sum(axis=1)).sum()
     reference = theano.function([rows, p], [serial, T.grad(serial, p)])
     for length in (90, 31):  # other rows are seen
         synk.scatter(x, given[:length])
         for _ in range(2):
-            for got, expected in zip(function([0.5, -1]), reference(given[:length], [0.5, -1])):
-                assert_close(got, expected, rtol=1e-12, atol=1e-13)
-
-
-def normalized(x):
-    return T.sqr((x - x.mean()) / x.std()).sum()
+            close(function([0.5, -1]), reference(given[:length], [0.5, -1]), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -102,19 +86,17 @@ def normalized(x):
         (lambda x: 2 * x, "is not summed over rows"),
         (lambda x: x.max(), "otherwise than by a sum"),
         (lambda x: T.sort(x).sum(), "otherwise than by a sum"),
-        (normalized, "rows together with a sum over all ranks"),
+        (lambda x: T.sqr((x - x.mean()) / x.std()).sum(), "rows together with a sum over all ranks"),
         (lambda x: RandomStreams(1).normal(x.shape).sum() + x.sum(), "without random draws"),
     ],
 )
-def test_other_meetings_are_refused(synchronize, build, message):
-    synchronize(2)
+def test_other_meetings_are_refused(two, build, message):
     x = T.dvector("x")
     with pytest.raises(ValueError, match=message):
         synk.function([x], build(x), exact=True, blocked=True)
 
 
-def test_blocks_need_rows_and_exactness(synchronize):
-    synchronize(2)
+def test_blocks_need_rows_and_exactness(two):
     x = T.dvector("x")
     with pytest.raises(ValueError, match="blocked without exact=True"):
         synk.function([x], x.sum(), blocked=True)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 from backend import MRG_RandomStreams, T, ifelse, lasagne, theano, theano_only
-from comparison import assert_close
+from comparison import assert_close, close
 
 import synkhronos as synk
 
@@ -48,9 +48,8 @@ def lasagne_net(layer, **options):
         x, y, mask = T.dtensor3("x"), T.ivector("y"), T.dmatrix("mask")
         given = lasagne.layers.InputLayer((None, None, FEATURES), x), lasagne.layers.InputLayer((None, None), mask)
         net = getattr(lasagne.layers, layer)(given[0], UNITS, mask_input=given[1], learn_init=True, **options)
-        net = lasagne.layers.DenseLayer(
-            lasagne.layers.SliceLayer(net, -1, 1), CLASSES, nonlinearity=lasagne.nonlinearities.softmax
-        )
+        last, softmax = lasagne.layers.SliceLayer(net, -1, 1), lasagne.nonlinearities.softmax
+        net = lasagne.layers.DenseLayer(last, CLASSES, nonlinearity=softmax)
         out = lasagne.layers.get_output(net)
         loss = T.nnet.categorical_crossentropy(out, y).mean()
         return trained(loss, lasagne.layers.get_all_params(net, trainable=True), [out], [x, y, mask])
@@ -150,32 +149,24 @@ NETS = {
 
 def marked(names):
     """Names of nets, those marked that PyTensor cannot train."""
-    reasons = {
-        "lstm of Lasagne": "Lasagne",
-        "gru of Lasagne": "Lasagne",
-        "branching": "gradients of loops whose steps draw random numbers",
-    }
+    reasons = dict.fromkeys(["lstm of Lasagne", "gru of Lasagne"], "Lasagne")
+    reasons["branching"] = "gradients of loops whose steps draw random numbers"
     return [pytest.param(one, marks=theano_only(reasons[one])) if one in reasons else one for one in names]
 
 
 def values(inputs, n, seed):
     rng = np.random.RandomState(seed)
     mask = (np.arange(STEPS)[None] < rng.randint(1, STEPS + 1, n)[:, None]) * 1.0
-    made = {
-        "x": rng.randn(n, STEPS, FEATURES),
-        "y": rng.randint(0, CLASSES, n).astype("int32"),
-        "mask": mask,
-        "ids": rng.randint(0, WORDS, (n, STEPS)).astype("int32"),
-    }
-    return [made[one.name] if one.ndim != 2 or one.name != "x" else made["x"][:, 0] for one in inputs]
+    x, y = rng.randn(n, STEPS, FEATURES), rng.randint(0, CLASSES, n).astype("int32")
+    made = {"x": x, "y": y, "mask": mask, "ids": rng.randint(0, WORDS, (n, STEPS)).astype("int32")}
+    return [x[:, 0] if one.name == "x" and one.ndim == 2 else made[one.name] for one in inputs]
 
 
 @functools.cache
 def functions(name):
-    inputs, outputs, ours = NETS[name](np.random.RandomState(0))
+    (inputs, outputs, ours), (others, serial, theirs) = (NETS[name](np.random.RandomState(0)) for _ in range(2))
     function = synk.function(inputs, outputs, updates=ours, exact=True)
-    inputs, outputs, theirs = NETS[name](np.random.RandomState(0))
-    return function, list(ours), theano.function(inputs, outputs, updates=theirs), list(theirs), inputs
+    return function, list(ours), theano.function(others, serial, updates=theirs), list(theirs), inputs
 
 
 @pytest.mark.parametrize("n", [11, 1])
@@ -185,8 +176,7 @@ def test_a_net_trained_by_adam(session, name, n):
 
 
 @pytest.mark.parametrize("name", marked(NETS))
-def test_nets_on_three_ranks(synchronize, name):
-    synchronize(3)
+def test_nets_on_three_ranks(three, name):
     train(name, 11)
     train(name, 2)
 
@@ -199,17 +189,13 @@ def train(name, n):
     synk.broadcast(ours)
     for seed in range(4):
         given = values(inputs, n, seed)
-        for got, expected in zip(function(*given), reference(*given)):
-            assert np.shape(got) == np.shape(expected)
-            assert_close(got, expected, rtol=1e-9, atol=1e-11)
-    for mine, other in zip(ours, theirs):
-        assert_close(mine.get_value(), other.get_value(), rtol=1e-9, atol=1e-11)
+        close(function(*given), reference(*given))
+    close(ours, theirs)
     assert not synk.check_replicas()
 
 
 @pytest.mark.parametrize("name", marked(["rnn", "lstm of Lasagne", "gru of Lasagne", "lstm"]))
-def test_ranks_meet_after_the_loops_alone(synchronize, name):
-    synchronize(3)
+def test_ranks_meet_after_the_loops_alone(three, name):
     function = functions(name)[0]
     assert not [entry for entry in function.partition if "loop" in entry.reason or entry.collective == "all-gather"]
 
@@ -233,8 +219,7 @@ def sums_that_begin():
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7])
-def test_states_that_begin_with_other_than_zero(synchronize, n):
-    synchronize(3)
+def test_states_that_begin_with_other_than_zero(three, n):
     of_inputs, of_part, data = sums_that_begin()
     for (function, w), given in ((of_inputs, data[:n]), (of_part, np.int64(n))):
         synk.broadcast(w, np.ones(4))

@@ -13,8 +13,7 @@ _MODE = theano.Mode("py", "fast_run")  # optimised in full, and nothing compiled
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_program(synchronize, seed):
-    synchronize(3)
+def test_random_program(three, seed):
     compare(seed, _MODE)
 
 

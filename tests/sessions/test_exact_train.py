@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 from backend import T, lasagne, theano
+from comparison import close
 
 import synkhronos as synk
 from synkhronos.extensions import updates
@@ -42,13 +43,11 @@ def test_steps_are_the_serial_ones(session, rule):
     x, y = data()  # the steps of one session go on where those of the one before ended, as its variables do
     for batch in (slice(0, 9), [3, 1, 4, 15, 9, 2], 5, slice(9, 23)):
         np.testing.assert_allclose(train(x, y, batch=batch, rate=0.01), alone(x, y, batch=batch, rate=0.01), 1e-9)
-        for one, other in zip(ours, theirs):
-            np.testing.assert_allclose(one.get_value(), other.get_value(), 1e-9, 1e-11)
+        close(ours, theirs)
     before = [var.get_value() for var in ours]
     with pytest.raises((ValueError, synk.WorkerError), match="no data points"):
         train(x, y, batch=[], rate=0.05)
-    for var, value in zip(ours, before):
-        np.testing.assert_array_equal(var.get_value(), value)
+    close(ours, before, 0, 0)
     with pytest.raises(TypeError, match="rate"):
         train(x, y)
     assert not synk.check_replicas(ours)

@@ -10,74 +10,48 @@ import re
 import numpy as np
 import pytest
 from backend import T, theano
-from comparison import assert_close, shares
+from comparison import assert_close, close, shares
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_strategies import batches
 from multinode_sessions import one_machine
-from point_functions import WIDTH, adding, draw_points
+from point_functions import WIDTH, draw_points
 
 import synkhronos as synk
 from synkhronos import _session
 
-
-class Reductions:
-    """A function with every kind of output; built once, used in every session."""
-
-    MODES = ("avg", "avg", "sum", "sum", "max", "min", "prod", "gather", "gather", "gather", None)
-    NEED_POINTS = (4, 5)  # a maximum of nothing is an error in Theano
-
-    def __init__(self):
-        x, y, scale = T.fmatrix("x"), T.fvector("y"), T.fscalar("scale")
-        self.w = theano.shared(np.arange(1, WIDTH + 1, dtype="float32"), "w")
-        predicted = T.dot(x, self.w) * scale
-        variables = [
-            T.sqr(predicted - y).mean(),
-            x.mean(axis=0),
-            x.sum(axis=0),
-            T.sqr(y).sum(),
-            x.max(axis=0),
-            y.min(),
-            (1 + y / 10).prod(),
-            predicted,
-            x.dimshuffle(0, 1, "x") * y.dimshuffle(0, "x", "x"),
-            x,
-            y.sum(),
-        ]
-        outputs = [(variables[0]), *zip(variables[1:], self.MODES[1:])]
-        self.call = synk.function([x, y], outputs, bcast_inputs=[scale], name="reductions")
+MODES = ("avg", "avg", "sum", "sum", "max", "min", "prod", "gather", "gather", "gather", None)
+NEED_POINTS = (4, 5)  # a maximum of nothing is an error in Theano
 
 
 @functools.cache
 def reductions():
-    return Reductions()
-
-
-def rows_of(batch_index, n):
-    return np.arange(n)[batch_index]
+    """A function with every kind of output; built once, used in every session."""
+    x, y, scale = T.fmatrix("x"), T.fvector("y"), T.fscalar("scale")
+    predicted = T.dot(x, theano.shared(np.arange(1, WIDTH + 1, dtype="float32"), "w")) * scale
+    product = x.dimshuffle(0, 1, "x") * y.dimshuffle(0, "x", "x")
+    numbers = [x.mean(axis=0), x.sum(axis=0), T.sqr(y).sum(), x.max(axis=0), y.min(), (1 + y / 10).prod()]
+    outputs = [T.sqr(predicted - y).mean(), *zip([*numbers, predicted, product, x, y.sum()], MODES[1:])]
+    return synk.function([x, y], outputs, bcast_inputs=[scale], name="reductions")
 
 
 @given(
     data=st.data(),
     n=st.integers(0, 40),
     num_slices=st.integers(1, 6),
-    kinds=st.tuples(*[st.sampled_from(["array", "data", "fortran"])] * 2),
+    kinds=st.tuples(*[st.sampled_from([np.asarray, synk.data, np.asfortranarray])] * 2),
 )
 def test_outputs_are_those_of_one_serial_call(session, data, n, num_slices, kinds):
-    function = reductions().call
+    function = reductions()
     x, y = draw_points(n)
     batch, index = data.draw(batches(n))
     subset = None
-    rows = rows_of(index, n)
+    rows = np.arange(n)[index]
     if not len(rows):
-        subset = [i for i in range(len(function.output_modes)) if i not in Reductions.NEED_POINTS]
+        subset = [i for i in range(len(function.output_modes)) if i not in NEED_POINTS]
     elif data.draw(st.booleans()):
         subset = data.draw(st.lists(st.integers(0, len(function.output_modes) - 1), unique=True, min_size=1))
-    given_x, given_y = (
-        {"array": value, "fortran": np.asfortranarray(value), "data": None}[kind] for value, kind in zip((x, y), kinds)
-    )
-    given_x = synk.data(x) if given_x is None else given_x
-    given_y = synk.data(y) if given_y is None else given_y
+    given_x, given_y = (kind(value) for value, kind in zip((x, y), kinds))
     actual = function(given_x, given_y, np.float32(2), batch=batch, num_slices=num_slices, output_subset=subset)
 
     expected = function.as_theano(x[rows], y[rows], np.float32(2), output_subset=subset)
@@ -86,7 +60,7 @@ def test_outputs_are_those_of_one_serial_call(session, data, n, num_slices, kind
     wanted = range(len(function.output_modes)) if subset is None else subset
     assert len(actual) == len(wanted)
     for i, one, other in zip(wanted, actual, expected):
-        if Reductions.MODES[i] is None:
+        if MODES[i] is None:
             if num_slices == 1:  # the master's own share is the first
                 assert_close(one, y[rows[: counts[0]]].sum(dtype="float32"), rtol=1e-4, atol=1e-5)
         else:
@@ -103,20 +77,8 @@ def test_a_single_output_comes_without_a_list(session):
     assert total == 7.0
     assert function(np.ones(3), output_subset=[0]) == [3.0]
     assert function.as_theano(np.ones(3)) == 3.0
-
-
-def test_a_list_of_one_output_gives_a_list(session):
-    x = T.dvector("x")
-    (mean,) = synk.function([x], [x.mean()])([1.0, 2.0, 6.0])
+    (mean,) = synk.function([x], [x.mean()])([1.0, 2.0, 6.0])  # nor does a list of one lose it
     assert mean == pytest.approx(3.0)
-
-
-def test_no_outputs_give_an_empty_list_as_in_theano(session):
-    x = T.dvector("x")
-    seen = theano.shared(0.0, "seen")
-    function = synk.function([x], updates=[(seen, seen + x.sum())])
-    assert function(np.ones(10)) == []
-    assert synk.gather(seen).sum() == 10
 
 
 def test_ops_of_2017_that_ask_for_the_cpu(session):
@@ -139,28 +101,18 @@ def integers():
 def test_integer_and_boolean_outputs(session, num_slices):
     n = 7
     x, flags = np.arange(n), np.arange(n) % 3 == 0
-    outputs = integers()(x, flags, num_slices=num_slices)
-    pieces, weights = [], []
+    pieces = []
     for start, stop in shares(n, session):
-        for part in np.array_split(np.arange(start, stop), max(1, min(stop - start, num_slices))):
-            pieces.append(part)
-            weights.append(len(part))
+        pieces += np.array_split(np.arange(start, stop), max(1, min(stop - start, num_slices)))
     sums, largest = [part.sum() for part in pieces], [part.max() for part in pieces]
-    for group, values, dtype in ((0, sums, "int64"), (4, sums, "int8"), (8, largest, "int64")):
-        assert outputs[group].dtype == np.float64
-        assert outputs[group] == pytest.approx(np.average(values, weights=weights))
-        assert outputs[group + 1].dtype == np.int64
-        assert outputs[group + 1] == sum(values)
-        assert outputs[group + 2].dtype == dtype
-        assert outputs[group + 2] == max(values)
-        assert outputs[group + 3] == min(values)
-    assert outputs[12].dtype == np.bool_
-    assert outputs[12].tolist() == flags.tolist()
-    assert outputs[13].dtype == np.bool_
-    assert outputs[13]
-    assert not outputs[14]
-    assert outputs[15].dtype == np.int64
-    assert outputs[15] == sum(bool(flags[part].any()) for part in pieces)
+    expected = []
+    for values, dtype in ((sums, "int64"), (sums, "int8"), (largest, "int64")):
+        expected += [np.average(values, weights=[len(part) for part in pieces]), np.int64(sum(values))]
+        expected += [np.array(values, dtype).max(), np.array(values, dtype).min()]
+    expected += [flags, np.bool_(True), np.bool_(False), np.int64(sum(bool(flags[part].any()) for part in pieces))]
+    outputs = integers()(x, flags, num_slices=num_slices)
+    close(outputs, expected, rtol=1e-12, atol=0)
+    assert [one.dtype for one in outputs] == [one.dtype for one in expected]
 
 
 @pytest.mark.parametrize("num_slices", [1, 3])
@@ -185,27 +137,16 @@ def test_an_output_without_a_reduction_may_be_of_any_type(session):
     assert total == 6
 
 
-def test_results_do_not_change_with_the_next_call(session):
-    x, y = draw_points(9)
-    function = reductions().call
-    first = function(x, y, 1.0)
-    copies = [np.array(one) for one in first]
-    function(x + 1, y + 1, 2.0)
-    for one, copy in zip(first, copies):
-        np.testing.assert_array_equal(one, copy)
-
-
 def test_calls_in_a_row_see_what_changes(session):
     """Calls that differ in nothing but the contents of arrays are planned once."""
-    function = reductions().call
+    function = reductions()
     scale = np.array(2, "float32")
 
     def check(x, y, batch=None, **options):
         rows = slice(batch) if isinstance(batch, int) else slice(None) if batch is None else batch
         expected = function.as_theano(np.asarray(x)[rows], np.asarray(y)[rows], scale, **options)
         actual = function(x, y, scale, batch=batch, **options)
-        for value, right in zip(actual[:10], expected[:10]):  # the last output is of the master's share alone
-            assert_close(value, right, rtol=1e-4, atol=1e-5)
+        close(actual[:10], expected[:10], rtol=1e-4, atol=1e-5)  # the last output is of the master's share alone
 
     def check_all(x, y):
         for _ in range(2):
@@ -235,17 +176,7 @@ def test_calls_in_a_row_see_what_changes(session):
         function(*many, scale, output_subset=[0])
         check(*draw_points(3, seed))
     scale[...] = 3
-    x, y = draw_points(3, 2)
-    check(x, y)
-    for error, arguments, options in (
-        (TypeError, (x.astype("float64"), y, scale), {}),
-        (TypeError, (x, y, scale), {"batch": 1.0}),
-        (ValueError, (x, y, scale), {"batch_s": [0]}),
-        (ValueError, (x, y[:2], scale), {}),
-    ):
-        with pytest.raises(error):
-            function(*arguments, **options)
-        check(x, y)
+    check(*draw_points(3, 2))
 
 
 def test_a_remembered_call_relies_on_nothing_that_others_stage(session):
@@ -287,8 +218,7 @@ def test_a_remembered_call_relies_on_nothing_that_others_stage(session):
             np.testing.assert_array_equal(rows_of(data, batch=slice(start, 90, step))[0], points[start:90:step])
 
 
-def test_remembered_calls_of_several_threads(synchronize):
-    synchronize(2)
+def test_remembered_calls_of_several_threads(two):
     x, y = T.fmatrix("x"), T.fvector("y")
     functions = [synk.function([x, y], [(x.sum(axis=1) * y, "gather")]) for _ in range(2)]
     points, targets = draw_points(60)
@@ -305,12 +235,10 @@ def test_remembered_calls_of_several_threads(synchronize):
             np.testing.assert_allclose(got, points[rows].sum(axis=1) * mine[rows], rtol=1e-4, atol=1e-5)
 
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        for done in [pool.submit(work, which) for which in range(3)]:
-            done.result()
+        assert [*pool.map(work, range(3))] == [None] * 3
 
 
-def test_shapes_that_cannot_be_reduced_are_named(synchronize):
-    synchronize(2)
+def test_shapes_that_cannot_be_reduced_are_named(two):
     x = T.dmatrix("x")
     function = synk.function([x], [(x.sum(axis=1), "avg")])
     assert_close(function(np.ones((4, 2))), [np.full(2, 2.0)])
@@ -369,17 +297,6 @@ def test_row_i_of_minibatch_data_belongs_to_the_ith_index(session):
                 function(wrong, whole, batch=batch)
 
 
-def test_counts_are_the_points_of_each_rank(session):
-    function = adding()
-    function(np.ones(2 * session + 1), np.ones(2 * session + 1))
-    assert sum(function.counts) == 2 * session + 1
-    assert max(function.counts) - min(function.counts) <= 1
-    function(np.ones(9), np.ones(9), batch=[1, 1, 1])
-    assert sum(function.counts) == 3
-    function(np.ones(0), np.ones(0))
-    assert function.counts == (0,) * session
-
-
 def test_a_rank_without_points_computes_nothing(synchronize):
     synchronize(5)
     x = T.dvector("x")
@@ -397,18 +314,15 @@ def test_the_master_may_be_without_points(synchronize):
     x = T.dvector("x")
     function = synk.function([x], [x.mean(), (x.sum(), None), (x, "gather")])
     mean, own, whole = function([4.0, 6.0])
-    assert mean == 5.0
-    assert own is None
-    assert whole.tolist() == [4.0, 6.0]
+    assert (mean, own, whole.tolist()) == (5.0, None, [4.0, 6.0])
     assert function([1.0, 2.0, 4.0])[1] == 4.0
 
 
 @one_machine("devices have their names")
-def test_description(synchronize):
-    synchronize(2)
-    function = reductions().call
+def test_description(two):
+    function = reductions()
     assert function.name == "reductions"
-    assert tuple(function.output_modes) == Reductions.MODES
+    assert tuple(function.output_modes) == MODES
     assert function.update_modes == []
     assert re.fullmatch(r"<synkhronos\.Function reductions\(.*\) -> .*; 2 ranks>", repr(function))
     x, w, y = T.dmatrix("x"), T.dvector("w"), T.dvector()
@@ -435,20 +349,17 @@ def test_description_without_a_session(no_session):
 @pytest.mark.parametrize(
     "copied", [copying.copy, copying.deepcopy, pickle.dumps, lambda one: copying.deepcopy({"f": [one]})]
 )
-def test_functions_are_not_copied(synchronize, copied):
-    synchronize(2)
+def test_functions_are_not_copied(two, copied):
     with pytest.raises(TypeError, match=r"reductions.*synkhronos\.function.*checkpoint"):
-        copied(reductions().call)
+        copied(reductions())
 
 
-def test_keywords_go_to_theano(synchronize):
-    synchronize(2)
+def test_keywords_go_to_theano(two):
     x, unused = T.dvector("x"), T.dvector("unused")
     with pytest.raises(theano.compile.UnusedInputError):
         synk.function([x, unused], x.sum())
-    function = synk.function(
-        [x, unused], (x.sum(), "sum"), on_unused_input="ignore", mode="FAST_COMPILE", profile=False
-    )
+    keywords = {"on_unused_input": "ignore", "mode": "FAST_COMPILE", "profile": False}
+    function = synk.function([x, unused], (x.sum(), "sum"), **keywords)
     assert function(np.ones(3), np.ones(3), num_slices=2) == 3.0
     downcasting = synk.function([T.fvector("y")], [], on_unused_input="ignore", allow_input_downcast=True)
     assert downcasting(np.ones(3)) == []
@@ -457,16 +368,10 @@ def test_keywords_go_to_theano(synchronize):
 def test_givens_replace_inputs_and_shared_variables(session):
     x, factor = T.dvector("x"), T.dscalar("factor")
     stored, other = theano.shared(2.0, "stored"), theano.shared(5.0, "other")
-    function = synk.function(
-        [x],
-        [(x * factor + stored, "gather")],
-        givens=[(factor, other * 10), (stored, other)],
-        updates=[(other, other + 1)],
-    )
+    givens = [(factor, other * 10), (stored, other)]
+    function = synk.function([x], [(x * factor + stored, "gather")], givens=givens, updates=[(other, other + 1)])
     values = np.arange(7.0)
     for num_slices, added in ((1, 5), (3, 6)):
         synk.broadcast(other, float(added))
         assert_close(function(values, num_slices=num_slices)[0], values * 10 * added + added)
-        assert synk.gather(other).tolist() == pytest.approx(
-            [added + (stop > start) for start, stop in shares(7, session)]
-        )
+        assert_close(synk.gather(other), [added + (stop > start) for start, stop in shares(7, session)])

@@ -9,19 +9,18 @@ from point_functions import adding, draw_points
 import synkhronos as synk
 from synkhronos.extensions import updates
 
+ROWS = np.zeros(3)
+NAMES = ["x", "y", "output_subset", "batch", "batch_s", "num_slices"]
+BATCH = "expected an int, a slice, or a list or 1-d array of indices or booleans"
+
 
 @theano_only("default values of inputs")
 def test_inputs_by_name_and_default(session):
     x, y = T.fvector("x"), T.fvector("y")
     a, b = T.fscalar("a"), T.fvector("b")
-    function = synk.function(
-        [x, theano.In(y, name="other")],
-        [((x + y) * a + b.sum(), "gather")],
-        bcast_inputs=[
-            theano.In(a, value=np.float32(3)),
-            theano.In(b, value=np.arange(3, dtype="float32"), name="bias"),
-        ],
-    )
+    given = [theano.In(a, value=np.float32(3)), theano.In(b, value=np.arange(3, dtype="float32"), name="bias")]
+    outputs = [((x + y) * a + b.sum(), "gather")]
+    function = synk.function([x, theano.In(y, name="other")], outputs, bcast_inputs=given)
     one, two = draw_points(7)[1], draw_points(7, seed=1)[1]
     expected = (one + two) * 3 + 3
     assert_close(function(one, two)[0], expected)
@@ -33,68 +32,44 @@ def test_inputs_by_name_and_default(session):
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "words"),
+    ("args", "kwargs", "error", "words"),
     [
-        ((), {}, "no value for input x, y"),
-        ((np.zeros(3),), {}, "no value for input y"),
-        ((np.zeros(3),) * 3, {}, "got 3 inputs; .* takes 2"),
-        ((np.zeros(3),) * 2, {"y": np.zeros(3)}, "'y'.*twice"),
-        (
-            (np.zeros(3),),
-            {"z": np.zeros(3)},
-            r"^the function has no argument 'z'\. It takes x, y, output_subset, batch, batch_s, num_slices$",
-        ),
-        ((np.zeros(3), np.zeros(3)), {"num_slice": 2}, "has no argument 'num_slice'; did you mean num_slices"),
-        ((np.zeros((3, 1)), np.zeros(3)), {}, "input x"),
-        ((np.zeros(3), np.zeros(3, complex)), {}, "input y"),
-        ((np.zeros(3), "text"), {}, "input y"),
-        ((np.zeros(3), object()), {}, "input y"),
-        ((np.zeros(3), np.zeros(3)), {"num_slices": 1.5}, "num_slices"),
-        ((np.zeros(3), np.zeros(3)), {"num_slices": True}, "num_slices"),
-        ((np.zeros(3), np.zeros(3)), {"output_subset": 0}, "output_subset"),
+        ((), {}, TypeError, "no value for input x, y"),
+        ((ROWS,), {}, TypeError, "no value for input y"),
+        ((ROWS,) * 3, {}, TypeError, "got 3 inputs; .* takes 2"),
+        ((ROWS,) * 2, {"y": ROWS}, TypeError, "'y'.*twice"),
+        ((ROWS,), {"z": ROWS}, TypeError, f"^the function has no argument 'z'\\. It takes {', '.join(NAMES)}$"),
+        ((ROWS,) * 2, {"num_slice": 2}, TypeError, "has no argument 'num_slice'; did you mean num_slices"),
+        ((np.zeros((3, 1)), ROWS), {}, TypeError, "input x"),
+        ((ROWS, np.zeros(3, complex)), {}, TypeError, "input y"),
+        ((ROWS, "text"), {}, TypeError, "input y"),
+        ((ROWS, object()), {}, TypeError, "input y"),
+        ((ROWS, np.zeros(4)), {}, ValueError, "numbers of data points.*3.*4"),
+        ((ROWS,) * 2, {"num_slices": 1.5}, TypeError, "num_slices"),
+        ((ROWS,) * 2, {"num_slices": True}, TypeError, "num_slices"),
+        ((ROWS,) * 2, {"num_slices": 0}, ValueError, "num_slices"),
+        ((ROWS,) * 2, {"output_subset": 0}, TypeError, "output_subset"),
+        ((ROWS,) * 2, {"output_subset": [1]}, IndexError, "output_subset"),
+        ((ROWS,) * 2, {"batch": 1.5}, TypeError, f"^batch is 1.5; {BATCH}$"),
+        ((ROWS,) * 2, {"batch": 2.0}, TypeError, r"is 2\.0; .*\. Did you mean 2\?$"),
+        ((ROWS,) * 2, {"batch": np.float32(2)}, TypeError, r"is 2\.0; .*\. Did you mean 2\?$"),
+        ((ROWS,) * 2, {"batch": "text"}, TypeError, "is 'text'; expected"),
+        ((ROWS,) * 2, {"batch": {1, 2}}, TypeError, r"is \{1, 2\}; expected"),
+        ((ROWS,) * 2, {"batch": 4}, ValueError, "batch"),
+        ((ROWS,) * 2, {"batch": [3]}, IndexError, "batch"),
+        ((ROWS,) * 2, {"batch": [[0]]}, ValueError, "batch"),
+        ((ROWS,) * 2, {"batch": slice(0, 4)}, IndexError, "batch"),
+        ((ROWS,) * 2, {"batch_s": slice(0, 1)}, ValueError, "batch_s.*sliceable_shareds"),
     ],
 )
-def test_wrong_arguments_are_named_and_nothing_is_sent(synchronize, args, kwargs, words):
-    synchronize(2)
+def test_wrong_arguments_are_named_and_nothing_is_sent(two, args, kwargs, error, words):
     function = adding()
-    with pytest.raises(TypeError, match=words):
+    with pytest.raises(error, match=words):
         function(*args, **kwargs)
     assert_close(function(np.ones(3), np.ones(3))[0], np.full(3, 2.0))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "kwargs", "error", "words"),
-    [
-        ((3, 4), {}, ValueError, "numbers of data points.*3.*4"),
-        (
-            (3, 3),
-            {"batch": 1.5},
-            TypeError,
-            "^batch is 1.5; expected an int, a slice, or a list or 1-d array of indices or booleans$",
-        ),
-        ((3, 3), {"batch": 2.0}, TypeError, r"is 2\.0; .*\. Did you mean 2\?$"),
-        ((3, 3), {"batch": np.float32(2)}, TypeError, r"is 2\.0; .*\. Did you mean 2\?$"),
-        ((3, 3), {"batch": "text"}, TypeError, "is 'text'; expected"),
-        ((3, 3), {"batch": {1, 2}}, TypeError, r"is \{1, 2\}; expected"),
-        ((3, 3), {"num_slices": 0}, ValueError, "num_slices"),
-        ((3, 3), {"batch": 4}, ValueError, "batch"),
-        ((3, 3), {"batch": [3]}, IndexError, "batch"),
-        ((3, 3), {"batch": [[0]]}, ValueError, "batch"),
-        ((3, 3), {"batch": slice(0, 4)}, IndexError, "batch"),
-        ((3, 3), {"batch_s": slice(0, 1)}, ValueError, "batch_s.*sliceable_shareds"),
-        ((3, 3), {"output_subset": [1]}, IndexError, "output_subset"),
-    ],
-)
-def test_values_out_of_range_are_named_and_nothing_is_sent(synchronize, sizes, kwargs, error, words):
-    synchronize(2)
-    function = adding()
-    with pytest.raises(error, match=words):
-        function(*map(np.ones, sizes), **kwargs)
-    assert_close(function(np.ones(3), np.ones(3))[0], np.full(3, 2.0))
-
-
-def test_numpy_inputs_are_cast_where_theano_would_cast(synchronize):
-    synchronize(2)
+def test_numpy_inputs_are_cast_where_theano_would_cast(two):
     x, allow, n = T.fvector("x"), T.fvector("allow"), T.ivector("n")
     function = synk.function([x, theano.In(allow, allow_downcast=True), n], [(x + allow + n, "gather")])
     good = [
@@ -108,14 +83,8 @@ def test_numpy_inputs_are_cast_where_theano_would_cast(synchronize):
         assert_close(function(*values)[0], function.as_theano(*values)[0])
         assert function(*values)[0].dtype == function.as_theano(*values)[0].dtype
     fine = np.zeros(2, "float32"), np.zeros(2, "float32"), np.zeros(2, "int32")
-    bad = [
-        (0, np.zeros(2)),
-        (0, [0.1, 0.2]),
-        (0, np.zeros(2, "int64")),
-        (2, np.zeros(2)),
-        (2, [2**40, 0]),
-        (2, [1.5, 0]),
-    ]
+    bad = [(0, np.zeros(2)), (0, [0.1, 0.2]), (0, np.zeros(2, "int64"))]
+    bad += [(2, np.zeros(2)), (2, [2**40, 0]), (2, [1.5, 0])]
     for position, value in bad:
         values = [*fine[:position], value, *fine[position + 1 :]]
         with pytest.raises((TypeError, OverflowError)):  # which one depends on NumPy
@@ -125,8 +94,7 @@ def test_numpy_inputs_are_cast_where_theano_would_cast(synchronize):
     assert_close(function(*fine)[0], np.zeros(2))
 
 
-def test_strict_inputs_are_strict(synchronize):
-    synchronize(2)
+def test_strict_inputs_are_strict(two):
     x = T.dvector("x")
     function = synk.function([theano.In(x, strict=True)], x.sum())
     with pytest.raises(TypeError):
@@ -136,27 +104,21 @@ def test_strict_inputs_are_strict(synchronize):
     assert function(np.ones(2)) == 1.0
 
 
-def test_data_must_have_the_dtype_and_the_dimensions_of_the_variable(synchronize):
-    synchronize(2)
+def test_data_must_have_the_dtype_and_the_dimensions_of_the_variable(two):
     x, row = T.fmatrix("x"), T.row("row", dtype="float32")
     function = synk.function([x], x.sum(), bcast_inputs=[row], on_unused_input="ignore")
     good = synk.data(np.ones((4, 2), "float32")), synk.data(np.ones((1, 2), "float32"))
-    for position, wrong in [
-        (0, synk.data(np.ones((4, 2)))),
-        (0, synk.data(np.ones(4, "float32"))),
-        (1, synk.data(np.ones((2, 2), "float32"))),
-    ]:
-        values = [wrong if i == position else one for i, one in enumerate(good)]
-        with pytest.raises(TypeError, match=("input x", "input row")[position]):
-            function(*values)
+    wrong = [np.ones((4, 2)), np.ones(4, "float32"), np.ones((2, 2), "float32")]
+    for x_data, row_data, name in ((wrong[0], good[1], "x"), (wrong[1], good[1], "x"), (good[0], wrong[2], "row")):
+        with pytest.raises(TypeError, match=f"input {name}"):
+            function(synk.data(x_data), synk.data(row_data))
     assert function(*good) == 4.0
     assert function(synk.data(np.ones((4, 2), ">f4")), good[1]) == 4.0  # the same numbers in another order of bytes
     with pytest.raises(ValueError, match="memory"):
         function(synk.data(var=x), good[1])
 
 
-def test_batch_needs_scattered_inputs(synchronize):
-    synchronize(2)
+def test_batch_needs_scattered_inputs(two):
     x = T.fvector("x")
     function = synk.function([], x.sum(), bcast_inputs=[x])
     with pytest.raises(ValueError, match="batch"):
@@ -187,7 +149,6 @@ def test_batch_needs_scattered_inputs(synchronize):
         ),
     ],
 )
-def test_functions_that_make_no_sense_are_refused(synchronize, arguments, error, words):
-    synchronize(2)
+def test_functions_that_make_no_sense_are_refused(two, arguments, error, words):
     with pytest.raises(error, match=words):
         synk.function(**arguments)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from backend import T, theano, theano_only
-from comparison import assert_close
+from comparison import close
 
 import synkhronos as synk
 
@@ -14,13 +14,6 @@ H = np.random.RandomState(0).randn(7, 4)
 def weights():
     rng = np.random.RandomState(1)
     return theano.shared(rng.randn(3, 4), "w"), theano.shared(rng.randn(4, 2), "v")
-
-
-def close(got, expected):
-    assert len(got) == len(expected)
-    for mine, other in zip(got, expected):
-        assert np.shape(mine) == np.shape(other)
-        assert_close(mine, other, rtol=1e-9, atol=1e-11)
 
 
 def features():
@@ -144,8 +137,7 @@ def test_a_shared_variable_without_axes_is_indexed(session):
     assert (exact(np.ones(5)), alone()) == (3, 4)
 
 
-def test_the_serial_function_is_compiled_once_for_a_subset(synchronize, caplog):
-    synchronize(2)
+def test_the_serial_function_is_compiled_once_for_a_subset(two, caplog):
     x = T.dvector("x")
     function = synk.function([x], [x.sum(), x.max()], exact=True)
     with caplog.at_level("DEBUG", "synkhronos"):

@@ -1,12 +1,12 @@
 """`fork` and `close`: calls in any order, `with` blocks, warnings, devices and arguments."""
 
+import contextlib
 import inspect
 import os
 import re
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import warnings
 
@@ -56,20 +56,23 @@ class TestOrder:
             synk.close()
 
     @pytest.mark.parametrize(
-        "call",
+        ("name", "call"),
         [
-            lambda: synk.function([], []),
-            lambda: synk.distribute(),
-            lambda: synk.data(np.ones(3)),
-            lambda: built["f"](np.ones(3)),
-            lambda: built["f"].build_inputs(np.ones(3)),
+            ("function", lambda: synk.function([], [])),
+            ("distribute", synk.distribute),
+            ("data", lambda: synk.data(np.ones(3))),
+            ("", lambda: built["f"](np.ones(3))),
+            ("", lambda: built["f"].build_inputs(np.ones(3))),
+            ("memory", synk.memory),
+            ("check_replicas", synk.check_replicas),
+            ("sequence", lambda: contextlib.ExitStack().enter_context(synk.sequence())),
         ],
     )
-    def test_calls_without_a_session_say_what_comes_first(self, call):
+    def test_calls_without_a_session_say_what_comes_first(self, name, call):
         synk.fork(1)
         summing()
         synk.close()
-        with pytest.raises(RuntimeError, match=r"fork\(\)"):
+        with pytest.raises(synk.SessionError, match=rf"{name}.*fork\(\)"):
             call()
         assert built["f"].as_theano(np.ones(3)) == 3  # Theano alone needs no session
 
@@ -106,14 +109,13 @@ class TestOrder:
         assert last[1] <= first[1] + 5
 
     def test_a_function_survives_two_sessions_without_use(self):
-        synk.fork(2)
         x = T.dvector("x")
-        function = synk.function([x], x.sum())
-        synk.close()
-        synk.fork(2)
-        synk.close()
-        synk.fork(2)
-        assert function(np.ones(4)) == 2
+        with synk.session(2):
+            function = synk.function([x], x.sum())
+        with synk.session(2):
+            pass
+        with synk.session(2):
+            assert function(np.ones(4)) == 2
 
 
 @pytest.mark.usefixtures("no_session")
@@ -136,12 +138,16 @@ class TestBlock:
             synk.fork(3)
         assert worker_pids() == []
 
-    def test_as_a_decorator(self):
+    def test_as_a_decorator_and_where_a_function_returns(self):
         @synk.session(2)
-        def main():
+        def decorated():
             return len(worker_pids())
 
-        assert [main(), main()] == [1, 1]
+        def returning():
+            with synk.session(2):
+                return len(worker_pids())
+
+        assert [decorated(), decorated(), returning(), returning()] == [1] * 4
         assert worker_pids() == []
 
     def test_arguments_are_those_of_fork(self):
@@ -160,14 +166,6 @@ class TestBlock:
         with pytest.raises(type(error)) as caught, synk.session(2):
             raise error
         assert caught.value is error
-        assert worker_pids() == []
-
-    def test_return_closes(self):
-        def compute():
-            with synk.session(2):
-                return summing()(np.ones(3))
-
-        assert compute() == 3
         assert worker_pids() == []
 
     def test_an_error_of_close_does_not_mask_that_of_the_block(self, monkeypatch, caplog):
@@ -210,25 +208,22 @@ class TestBlock:
 
     def test_ctrl_c(self):
         script = """
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             x = T.dvector("x")
             try:
                 with synk.session(2):
-                    f = synk.function([x], (x.sum(), "sum"))
+                    synk.function([x], (x.sum(), "sum"))
                     os.kill(os.getpid(), signal.SIGINT)
-                    time.sleep(5)
+                    wait_for(lambda: False, "the signal")
             except KeyboardInterrupt:
                 assert worker_pids() == []
                 print("closed")
         """
-        assert run_script("signal.signal(signal.SIGINT, signal.default_int_handler)\n" + textwrap.dedent(script)) == (
-            "closed\n",
-            "",
-        )
+        assert run_script(script) == ("closed\n", "")
 
 
-def test_what_is_logged_at_debug(synchronize, caplog):
+def test_what_is_logged_at_debug(two, caplog):
     """What is compiled, what is distributed and how large, and which way collectives went: by the master alone."""
-    synchronize(2)
     x, w = T.dvector("x"), theano.shared(np.zeros(3), "w")
     large = theano.shared(np.zeros(2 * 1024 * 1024), "large")
     with caplog.at_level("DEBUG", "synkhronos"):
@@ -262,6 +257,7 @@ def test_what_is_logged_at_debug(synchronize, caplog):
 
 @pytest.mark.usefixtures("no_session")
 class TestCautions:
+    @pytest.mark.filterwarnings("error")
     def test_more_ranks_than_cores(self, monkeypatch):
         monkeypatch.setattr(cautions, "count_cores", lambda: 2)
         words = (
@@ -275,14 +271,13 @@ class TestCautions:
         with pytest.warns(RuntimeWarning, match="3 ranks share 2 CPU cores") as caught, synk.session(3):
             pass
         assert [one.filename for one in caught] == [__file__]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            synk.fork(2)
+        synk.fork(2)
         monkeypatch.setattr(cautions, "count_cores", lambda: 1)
         synk.close()
         with pytest.warns(RuntimeWarning, match="2 ranks share 1 CPU core, "):
             synk.fork(2)
 
+    @pytest.mark.filterwarnings("error")
     def test_threads(self):
         done = threading.Event()
         thread = threading.Thread(target=done.wait, name="the loader")
@@ -295,23 +290,18 @@ class TestCautions:
                 synk.fork(2)
             assert [one.filename for one in caught] == [__file__]
             synk.close()
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                synk.fork(1)  # forks nothing
-                synk.close()
+            synk.fork(1)  # forks nothing
+            synk.close()
         finally:
             done.set()
             thread.join()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            synk.fork(2)
+        synk.fork(2)
 
+    @pytest.mark.filterwarnings("error")
     def test_a_warning_that_is_an_error_leaves_no_session(self, monkeypatch):
         monkeypatch.setattr(cautions, "count_cores", lambda: 1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            with pytest.raises(RuntimeWarning):
-                synk.fork(2)
+        with pytest.raises(RuntimeWarning):
+            synk.fork(2)
         assert worker_pids() == []
 
 
@@ -434,16 +424,15 @@ def test_a_session_of_another_thread_than_the_main_one():
         thread = threading.Thread(target=work)
         thread.start(); thread.join()
         f, pids = box[0]
-        time.sleep(0.3)
-        assert f(np.ones(4)) == 4  # the thread that forked is gone
+        wait_for(lambda: not os.path.exists(f"/proc/self/task/{thread.native_id}"), "the end of the thread that forked")
+        assert f(np.ones(4)) == 4
         synk.close()
         assert not any(map(is_running, pids))
         """
     )
 
 
-def test_two_masters_do_not_see_each_other(synchronize):
-    synchronize(2)
+def test_two_masters_do_not_see_each_other(two):
     process = start_script(SESSION + "sys.stdin.readline(); print(f(d), flush=True)", stdin=subprocess.PIPE)
     read_pids(process)
     assert summing()(np.ones(5)) == 5
@@ -452,8 +441,7 @@ def test_two_masters_do_not_see_each_other(synchronize):
     assert out == "1000.0\n"
 
 
-def test_nothing_listens_on_a_socket(synchronize):
-    synchronize(3)
+def test_nothing_listens_on_a_socket(three):
     summing()(np.ones(3))
     mine = psutil.Process()
     for process in [mine, *mine.children()]:

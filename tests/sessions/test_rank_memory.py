@@ -1,6 +1,7 @@
 """Where values of variables and results are stored, what `memory` reports, and the user's own processes."""
 
 import contextvars
+import functools
 import gc
 import multiprocessing
 import os
@@ -9,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import warnings
 
 import numpy as np
 import pytest
@@ -59,6 +59,9 @@ def region():
     return (stop - base) // current().n_ranks
 
 
+WAYS = [synk.broadcast, functools.partial(synk.set_value, 1), lambda var, value: synk.scatter(var, np.tile(value, 3))]
+
+
 class TestWhereValuesLie:
     @pytest.fixture(autouse=True)
     def three_ranks(self, synchronize):
@@ -75,24 +78,21 @@ class TestWhereValuesLie:
         assert all(after[rank] - before[rank] >= 4 * N for rank in range(3))
         assert f() == [3 * N]
 
-    @pytest.mark.parametrize("how", ["broadcast", "scatter", "set_value", "values"])
-    def test_collectives_move_variables_in(self, how):
+    def test_a_variable_that_the_program_has_set_is_broadcast(self):
         f, w, _ = build()
+        w.set_value(np.ones(N, "float32"))
+        f(np.arange(N, dtype="float32"), 1)
+        assert offset(w) is None or not on_theano  # which updates in place: it stays where it is
+        synk.broadcast(w)
+        assert synk.check_replicas(w) == {}
+
+    @pytest.mark.parametrize("set_value", WAYS)
+    def test_collectives_move_variables_in(self, set_value):
+        _, w, _ = build()
         w.set_value(np.ones(N, "float32"))  # Theano's own, which knows of no ranks
         assert offset(w) is None
         value = np.arange(N, dtype="float32")
-        if how == "set_value":
-            synk.set_value(1, w, value)
-        elif how == "scatter":
-            synk.scatter(w, np.tile(value, 3))
-        elif how == "values":
-            synk.broadcast(w, value)
-        else:
-            f(value, 1)
-            assert offset(w) is None or not on_theano  # which updates in place: it stays where it is
-            synk.broadcast(w)
-            assert synk.check_replicas(w) == {}
-            return
+        set_value(w, value)
         assert_inside(w)
         assert (w.get_value() == value).all()
         before = offset(w)
@@ -185,8 +185,7 @@ def test_single_copy(session):
     assert big() == value
 
 
-def test_memory_that_is_kept_makes_room_for_data(synchronize, monkeypatch):
-    synchronize(3)
+def test_memory_that_is_kept_makes_room_for_data(three, monkeypatch):
     f, _, _ = build()
     f(np.ones(1000, "float32"), 1)
     assert all(synk.memory().kept.values())
@@ -202,11 +201,6 @@ def test_memory_that_is_kept_makes_room_for_data(synchronize, monkeypatch):
     synk.data(np.ones(10))
     assert refused
     assert not any(synk.memory().kept.values())
-
-
-def test_without_a_session(no_session):
-    with pytest.raises(synk.SessionError, match=r"synkhronos\.memory: .*fork"):
-        synk.memory()
 
 
 # ---------------------------------------------------------------- the end of a session
@@ -293,22 +287,19 @@ def test_a_child_evaluates_while_its_parent_goes_on(session):
         os.close(end)
 
 
-def test_a_pool_of_processes(synchronize):
-    synchronize(2)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_pool_of_processes(two):
     f, w, _ = build()
     f(np.ones(6, "float32"), 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        with multiprocessing.get_context("fork").Pool(3, maxtasksperchild=1) as pool:
-            assert pool.map(evaluate, range(6), chunksize=1) == [3 * N] * 6
+    with multiprocessing.get_context("fork").Pool(3, maxtasksperchild=1) as pool:
+        assert pool.map(evaluate, range(6), chunksize=1) == [3 * N] * 6
     assert (w.get_value() == 3).all()
     f(np.ones(6, "float32"), 1)
     assert synk.check_replicas() == {}
 
 
 @pytest.mark.parametrize("preexec", [None, os.getpid])
-def test_programs_are_started(synchronize, preexec):
-    synchronize(2)
+def test_programs_are_started(two, preexec):
     f, w, _ = build()
     f(np.ones(6, "float32"), 3)
     program = [sys.executable, "-c", "print(open('/proc/self/maps').read())"]

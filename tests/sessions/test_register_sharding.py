@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from backend import T, theano
-from comparison import assert_close
+from comparison import assert_close, close
 
 import synkhronos as synk
 from synkhronos._sharding import checking
@@ -87,14 +87,12 @@ def test_operations_with_rules_are_sharded(session, rules, checks, monkeypatch):
     monkeypatch.setenv("SYNKHRONOS_CHECK_SHARDING", checks)
     expected, _ = results(theano.function)
     got, function = results(exact)
-    for mine, other in zip(got, expected):
-        assert_close(mine, other, rtol=1e-9, atol=1e-11)
+    close(got, expected)
     if checks == "0":
         assert {entry.collective for entry in function.partition} == {"all-reduce (sum)"}
 
 
-def test_a_wrong_rule_is_found_by_its_shape(synchronize, rules, monkeypatch):
-    synchronize(2)
+def test_a_wrong_rule_is_found_by_its_shape(two, rules, monkeypatch):
     monkeypatch.setenv("SYNKHRONOS_CHECK_SHARDING", "1")
     synk.register_sharding(ColumnDots)(lambda node: [([synk.Shard(0)], [synk.Shard(0), synk.Shard(0)])])
     x = T.dmatrix("x")
@@ -116,8 +114,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_an_error_of_a_rule_is_logged_and_the_inputs_are_gathered(name, synchronize, rules, monkeypatch, caplog):
-    synchronize(2)
+def test_an_error_of_a_rule_is_logged_and_the_inputs_are_gathered(name, two, rules, monkeypatch, caplog):
     monkeypatch.setenv("SYNKHRONOS_RAISE_ANALYSIS_ERRORS", "0")
     rule, message = WRONG[name]
     synk.register_sharding(Scale)(rule)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from backend import T, theano
 from comparison import shares
+from deadline import wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,13 +49,9 @@ def n_sent():
     return current().replica._group.signals.sent
 
 
-def weights(counts):
-    return [float(count) for count in counts]
-
-
 def step(gradient, update, g, data, **options):
     loss = gradient(data, **options)
-    synk.all_reduce(g, weights=weights(gradient.counts))
+    synk.all_reduce(g, weights=gradient.counts)
     update()
     return loss
 
@@ -124,13 +121,8 @@ def test_any_sequence_does_what_its_parts_do(parts, session, draw_from):
         with block():
             results = [run(parts) for run in drawn]
         results = [one.result() if isinstance(one, synk.Future) else one for one in results]
-        found.append(
-            [np.array(value) for one in results if one is not None for value in (one if type(one) is list else [one])]
-        )
-        found[-1] += [value for rank in range(session) for value in synk.get_value(rank, variables)]
-    assert len(found[0]) == len(found[1])
-    for one, other in zip(*found):
-        np.testing.assert_array_equal(one, other)
+        found.append([results, [synk.get_value(rank, variables) for rank in range(session)]])
+    np.testing.assert_equal(*found)
 
 
 def test_inputs_are_those_of_the_moment_of_the_call(parts):
@@ -205,11 +197,8 @@ def test_results_are_not_known_in_the_block(parts):
 def test_an_exception_in_the_block_sends_nothing(parts):
     gradient, update, total, _, _, w, g, _, _ = parts
     synk.broadcast(g, np.ones(3))
-    for wrong, error in (
-        (lambda: total(DATA[:, 0]), TypeError),
-        (lambda: synk.all_reduce(g, weights=[-1.0]), ValueError),
-        (lambda: 1 / 0, ZeroDivisionError),
-    ):
+    wrongs = [(lambda: total(DATA[:, 0]), TypeError), (lambda: synk.all_reduce(g, weights=[-1.0]), ValueError)]
+    for wrong, error in [*wrongs, (lambda: 1 / 0, ZeroDivisionError)]:
         before = n_sent()
         with pytest.raises(error), synk.sequence():
             future = update()
@@ -229,16 +218,9 @@ def test_an_exception_in_the_block_sends_nothing(parts):
 
 def test_what_needs_an_answer_comes_first_or_stands_outside(parts, session):
     _, update, total, picked_sum, _, w, _, rows, _ = parts
-    refused = [
-        lambda: synk.get_value(0, w),
-        lambda: synk.gather(w),
-        lambda: synk.all_gather(rows),
-        lambda: synk.broadcast(w),
-        lambda: synk.reduce(w, in_place=False),
-        lambda: synk.check_replicas(),
-        lambda: picked_sum(batch_s=slice(0, 1)),
-        lambda: synk.get_shapes(w),
-    ]
+    asking = (synk.gather, synk.broadcast, synk.get_shapes, functools.partial(synk.reduce, in_place=False))
+    refused = [*(functools.partial(one, w) for one in asking), synk.check_replicas, lambda: synk.get_value(0, w)]
+    refused += [lambda: synk.all_gather(rows), lambda: picked_sum(batch_s=slice(0, 1))]
     for one in refused:
         with synk.sequence():
             one()
@@ -266,7 +248,7 @@ def test_the_environment_asks_for_the_first_alone(parts, monkeypatch):
     monkeypatch.setenv("SYNKHRONOS_CHECK", "1")
     with synk.sequence():
         loss = gradient(DATA)
-        synk.all_reduce(g, weights=weights(gradient.counts))
+        synk.all_reduce(g, weights=gradient.counts)
         update()
         after = total(DATA)
     assert loss.result() == 1
@@ -314,8 +296,7 @@ def test_other_threads_are_not_recorded(parts):
     with synk.sequence():
         futures = [total(DATA)]
         thread.start()
-        while not found:
-            thread.join(0.01)
+        wait_for(lambda: found, "the call of the other thread")
         assert len(found) == 1  # the other block waits for this one
         futures.append(total(3 * DATA))
     thread.join(60)
@@ -341,8 +322,7 @@ def test_replicas_are_compared_before_a_sequence(synchronize):
     assert "the replicas of w differ" in found[1][0]
 
 
-def test_traces_name_the_parts(synchronize, tmp_path):
-    synchronize(2)
+def test_traces_name_the_parts(two, tmp_path):
     gradient, update, _, _, _, _, g, _, _ = built()
     synk.distribute()
     with synk.trace(tmp_path / "trace.json") as measured, synk.sequence():
@@ -360,13 +340,7 @@ def test_traces_name_the_parts(synchronize, tmp_path):
         assert measured.seconds[rank]["function"] > 0
 
 
-def test_there_must_be_a_session(no_session):
-    with pytest.raises(synk.SessionError, match="fork"), synk.sequence():
-        raise AssertionError
-
-
-def test_a_session_that_is_closed_in_the_block(synchronize):
-    synchronize(2)
+def test_a_session_that_is_closed_in_the_block(two):
     gradient = built()[0]
     with pytest.raises(synk.SessionError, match="closed"), synk.sequence():
         future = gradient(DATA)

@@ -45,8 +45,7 @@ def test_a_gigabyte_is_there_once(synchronize):
     assert proportional_set_size() - before < GIGABYTE * 0.05
 
 
-def test_a_file_needs_no_shared_memory(synchronize, tmp_path):
-    synchronize(3)
+def test_a_file_needs_no_shared_memory(three, tmp_path):
     function = reading()
     path = tmp_path / "rows"
     file = np.memmap(path, "float32", "w+", shape=(40_000, 1000))  # 160 MB
@@ -63,11 +62,9 @@ def test_a_file_needs_no_shared_memory(synchronize, tmp_path):
 
 def shared_pages():
     """Bytes of segments that this process and its workers have mapped."""
-    total = 0
-    for pid in (os.getpid(), *worker_pids()):
-        for one in psutil.Process(pid).memory_maps():
-            total += one.rss if "/memfd:synkhronos" in one.path else 0
-    return total
+    pids = (os.getpid(), *worker_pids())
+    maps = [one for pid in pids for one in psutil.Process(pid).memory_maps()]
+    return sum(one.rss for one in maps if "/memfd:synkhronos" in one.path)
 
 
 def anonymous_memory():
@@ -76,8 +73,7 @@ def anonymous_memory():
     return sum(one.anonymous for pid in pids for one in psutil.Process(pid).memory_maps())
 
 
-def test_large_collectives_need_no_memory_of_their_size(synchronize):
-    synchronize(2)
+def test_large_collectives_need_no_memory_of_their_size(two):
     w = theano.shared(np.ones(5_000_000), "w")  # 40 MB
     kept = synk.function([], [(w[0], None)])
     kept()
@@ -89,8 +85,7 @@ def test_large_collectives_need_no_memory_of_their_size(synchronize):
     assert w.get_value(borrow=True)[0] == 8
 
 
-def test_many_calls_do_not_grow(synchronize):
-    synchronize(2)
+def test_many_calls_do_not_grow(two):
     function = reading()
     w = theano.shared(np.zeros(1000), "w")
     kept = synk.function([], [(w[0], None)])
@@ -111,15 +106,8 @@ def test_many_calls_do_not_grow(synchronize):
         function(data, batch=10)
 
     def state():
-        pids = os.getpid(), *worker_pids()
-        return [
-            (
-                len(os.listdir(f"/proc/{pid}/fd")),
-                psutil.Process(pid).num_threads(),
-                len(open(f"/proc/{pid}/maps").readlines()),
-            )
-            for pid in pids
-        ]
+        processes = [psutil.Process(pid) for pid in (os.getpid(), *worker_pids())]
+        return [(one.num_fds(), one.num_threads(), len(one.memory_maps(grouped=False))) for one in processes]
 
     work(150)
     before, memory = state(), proportional_set_size()

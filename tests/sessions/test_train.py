@@ -7,18 +7,14 @@ import pickle
 import numpy as np
 import pytest
 from backend import T, theano
+from comparison import close
 
 import synkhronos as synk
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function, make_train_function_theano
 
 N, SIZE, EPOCHS = 23, 6, 2  # the last of the four minibatches of an epoch has 5 points
-RULES = {
-    "sgd": (0.3,),
-    "sgd_nonflat": (0.3,),
-    "nesterov_momentum": (0.1, 0.8),
-    "adam": (0.01,),
-}
+RULES = {"sgd": (0.3,), "sgd_nonflat": (0.3,), "nesterov_momentum": (0.1, 0.8), "adam": (0.01,)}
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4}
 
 
@@ -75,11 +71,6 @@ def start(dtype, rule):
     return train, params, data
 
 
-def assert_close(got, expected, dtype, what):
-    tolerance = TOLERANCES[dtype]
-    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance, err_msg=what)
-
-
 def test_before_fork_it_says_so(no_session):
     loss, params, x, y, _ = make_problem("float64")
     with pytest.raises(RuntimeError, match=r"call synkhronos\.fork\(\) first"):
@@ -92,19 +83,14 @@ def test_training_follows_the_serial_run(session, rule, dtype):
     expected = serial_history(dtype, rule)
     train, params, data = start(dtype, rule)
     shared_data = [synk.data(array) for array in data]
-    for step, (batch, (serial_loss, serial_params)) in enumerate(zip(batches(), expected)):
+    for batch, (serial_loss, serial_params) in zip(batches(), expected):
         got = train(*shared_data, batch=batch)
-        assert_close(got, serial_loss, dtype, f"the loss of step {step}")
-        for param, value in zip(params, serial_params):
-            assert_close(param.get_value(), value, dtype, f"{param} after step {step}")
+        close([got, *params], [serial_loss, *serial_params], TOLERANCES[dtype], TOLERANCES[dtype])
     # The other ranks had no part in these comparisons: their parameters must be the master's.
-    for param in params:
-        copies = synk.gather(param)
-        assert all(np.array_equal(copy, copies[0]) for copy in copies)
+    assert synk.check_replicas(params) == {}
 
 
-def test_a_rule_by_its_name(synchronize):
-    synchronize(2)
+def test_a_rule_by_its_name(two):
     made = []
     for rule in ("nesterov_momentum", updates.nesterov_momentum):
         for make in (make_train_function, make_train_function_theano):
@@ -115,8 +101,7 @@ def test_a_rule_by_its_name(synchronize):
 
 
 @pytest.mark.parametrize("make", [make_train_function, make_train_function_theano])
-def test_a_rule_that_is_none(synchronize, make):
-    synchronize(2)
+def test_a_rule_that_is_none(two, make):
     loss, params, x, y, _ = make_problem("float64")
     names = "adadelta, adagrad, adam, adamax, momentum, nesterov_momentum, rmsprop, sgd, sgd_nonflat"
     with pytest.raises(ValueError, match=f"^update_rule is 'adams'; expected one of {names}$"):
@@ -132,14 +117,12 @@ def test_a_rule_that_is_none(synchronize, make):
         make(loss, params, x, y, "sgd")
 
 
-def test_description(synchronize):
-    synchronize(2)
+def test_description(two):
     loss, params, x, y, _ = make_problem("float64")
     text = repr(make_train_function(loss, params, x, y, "sgd", 0.1))
+    rest = " (avg); 2 ranks>, all-reduce of grad_shared, <synkhronos.Function update() -> nothing; 2 ranks>>"
     assert text.startswith("<synkhronos TrainFunction: <synkhronos.Function gradient(x, y) -> ")
-    assert text.endswith(
-        " (avg); 2 ranks>, all-reduce of grad_shared, <synkhronos.Function update() -> nothing; 2 ranks>>"
-    )
+    assert text.endswith(rest)
 
 
 @pytest.mark.numba
@@ -149,9 +132,7 @@ def test_slicing_changes_nothing(session, num_slices):
     train, params, data = start("float64", "adam")
     for batch, (serial_loss, serial_params) in zip(batches(), expected):
         got = train(*data, batch=batch, num_slices=num_slices)
-        assert_close(got, serial_loss, "float64", "loss")
-        for param, value in zip(params, serial_params):
-            assert_close(param.get_value(), value, "float64", param.name)
+        close([got, *params], [serial_loss, *serial_params], 1e-10, 1e-10)
 
 
 def test_data_in_shared_variables(session):
@@ -176,9 +157,7 @@ def test_data_in_shared_variables(session):
         got = gradient(batch_s=chosen)
         synk.all_reduce(grad_shared, weights=gradient.counts)
         update()
-        assert_close(got, serial(*data, batch=rows), "float64", "loss")
-        for param, serial_param in zip(params, serial_params):
-            assert_close(param.get_value(), serial_param.get_value(), "float64", param.name)
+        close([got, *params], [serial(*data, batch=rows), *serial_params], 1e-10, 1e-10)
 
 
 def test_lists_of_inputs_and_givens(session):
@@ -195,16 +174,13 @@ def test_lists_of_inputs_and_givens(session):
         results.append([train(*data), train(*data, batch=5), w.get_value()])
         with pytest.raises(TypeError, match="got one value for x_data; expected a list of 2"):
             train(data[0][0], data[1])
-    for got, expected in zip(results[1], results[0]):
-        np.testing.assert_allclose(got, expected, rtol=1e-12)
+    close(results[1], results[0], rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_what_trains_is_not_copied(synchronize, copied):
-    synchronize(2)
-    x, y = T.dmatrix("x"), T.dvector("y")
-    w = theano.shared(np.zeros(2), "w")
-    train = make_train_function(T.sqr(T.dot(x, w) - y).mean(), [w], x, y, updates.sgd, 0.1)
+def test_what_trains_is_not_copied(two, copied):
+    loss, params, x, y, _ = make_problem("float64")
+    train = make_train_function(loss, params, x, y, updates.sgd, 0.1)
     with pytest.raises(TypeError, match=r"make_train_function.*checkpoint"):
         copied(train)
 

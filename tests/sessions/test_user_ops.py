@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 from backend import T, ifelse, on_theano, theano, theano_only
-from comparison import assert_close
+from comparison import assert_close, close
 from deadline import wait_for
 from process_state import worker_pids
 
@@ -196,12 +196,9 @@ def of_each_row(x, w):
     return [y.sum(axis=0), y], w + y.mean(axis=0)
 
 
-PROGRAMS = [
-    *(signatures, trained, twice, in_a_loop, in_a_map, in_a_loop_without_rows, in_a_branch, of_no_rows),
-    within_another,
-    elementwise,
-    pytest.param(of_each_row, marks=pytest.mark.skipif(on_theano, reason="Theano does not have Blockwise")),
-]
+PROGRAMS = [signatures, trained, twice, in_a_loop, in_a_map, in_a_loop_without_rows, in_a_branch, of_no_rows]
+PROGRAMS += [within_another, elementwise]
+PROGRAMS += [pytest.param(of_each_row, marks=pytest.mark.skipif(on_theano, reason="Theano does not have Blockwise"))]
 
 
 def results(program, build, calls):
@@ -222,34 +219,28 @@ def test_results_are_the_serial_ones(session, program):
     calls = (7, 2, 1)
     expected = results(program, theano.function, calls)
     got = results(program, lambda *args, **kwargs: synk.function(*args, exact=True, **kwargs), calls)
-    for mine, other in zip(got, expected):
-        assert np.shape(mine) == np.shape(other)
-        assert_close(mine, other, rtol=1e-9, atol=1e-11)
+    close(got, expected)
     assert not synk.check_replicas()
 
 
-def test_results_are_arrays_of_the_declared_type(synchronize):
-    synchronize(2)
+def test_results_are_arrays_of_the_declared_type(two):
     x = T.dmatrix("x")
     total = Unfiltered()(x)
     assert_close(synk.function([x], [total, 2 * total], exact=True)(X), [X.sum(), 2 * X.sum()], rtol=1e-12)
 
 
 @theano_only("operations in Python do not take params there")
-def test_operations_that_take_params(synchronize):
-    synchronize(2)
+def test_operations_that_take_params(two):
     x = T.dmatrix("x")
     assert_close(synk.function([x], Scaled(2.5)(x), exact=True)(X), 2.5 * X, rtol=1e-12)
 
 
 @pytest.mark.numba
-def test_results_by_the_default_linker(synchronize):
-    synchronize(2)
+def test_results_by_the_default_linker(two):
     for program in (trained, in_a_loop):
         with synk.parallelize():
             got = results(program, theano.function, (7, 1))
-        for mine, other in zip(got, results(program, theano.function, (7, 1))):
-            assert_close(mine, other, rtol=1e-9, atol=1e-11)
+        close(got, results(program, theano.function, (7, 1)))
 
 
 def test_the_controller_alone_computes(synchronize):

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from backend import T, theano
-from comparison import shares
+from comparison import close, shares
 
 import synkhronos as synk
 
@@ -50,8 +50,7 @@ def test_data_by_givens_that_every_rank_has_whole(session, trained):
     ],
     ids=["a cast", "an index list", "columns"],
 )
-def test_other_ways_to_pick(synchronize, pick):
-    synchronize(2)
+def test_other_ways_to_pick(two, pick):
     with pytest.warns(RuntimeWarning, match=WARNING.format(2)):
         tutorial(pick=pick)[0](0)
 
@@ -71,23 +70,20 @@ def silent():
     yield tutorial(ops=["gather", None])[0], (1,)
 
 
-def test_functions_that_are_as_they_should_be(synchronize):
-    synchronize(2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for function, arguments in silent():
-            function(*arguments)
-        function, data = tutorial()
-        synk.scatter(data, np.random.RandomState(0).rand(16, 3))  # each rank has rows of its own
-        whole = synk.gather(data, nd_up=0)
-        assert function(0)[0] == pytest.approx((whole[:4].mean() + whole[8:12].mean()) / 2)
+@pytest.mark.filterwarnings("error", "ignore:synkhronos.fork")
+def test_functions_that_are_as_they_should_be(two):
+    for function, arguments in silent():
+        function(*arguments)
+    function, data = tutorial()
+    synk.scatter(data, np.random.RandomState(0).rand(16, 3))  # each rank has rows of its own
+    whole = synk.gather(data, nd_up=0)
+    assert function(0)[0] == pytest.approx((whole[:4].mean() + whole[8:12].mean()) / 2)
 
 
 # ---------------------------------------------------------------- shares of another size
 
 
-def test_a_batch_size_that_is_built_in(synchronize):
-    synchronize(2)
+def test_a_batch_size_that_is_built_in(two):
     x = T.dvector("x")
     fixed = theano.shared(np.ones(3), "fixed")
     function = synk.function([x], ((x * fixed).sum(), "sum"))
@@ -95,17 +91,14 @@ def test_a_batch_size_that_is_built_in(synchronize):
         function(np.ones(7))  # 4 and 3
     assert caught.value.rank == 0
     assert "\nThis rank had rows 0 to 3 of 7; a batch size that is built into the graph" in str(caught.value)
-    with pytest.raises(synk.WorkerError, match=r"This rank had rows 3 to 4 of 5;"):
-        function(np.ones(5))
-    with pytest.raises(synk.WorkerError, match=r"This rank had rows 0 to 4 of 9, in 2 slices;"):
-        function(np.ones(9), num_slices=2)
-    with pytest.raises(synk.WorkerError, match=r"This rank had row 0 of 2;"):
-        function(np.ones(2))
+    wrong = [(5, 1, "rows 3 to 4 of 5"), (9, 2, "rows 0 to 4 of 9, in 2 slices"), (2, 1, "row 0 of 2")]
+    for n, num_slices, rows in wrong:
+        with pytest.raises(synk.WorkerError, match=f"This rank had {rows};"):
+            function(np.ones(n), num_slices=num_slices)
     assert function(np.ones(6)) == 6
 
 
-def test_a_batch_size_of_data_in_shared_variables(synchronize):
-    synchronize(2)
+def test_a_batch_size_of_data_in_shared_variables(two):
     data, fixed = theano.shared(np.zeros(1), "data"), theano.shared(np.ones(3), "fixed")
     function = synk.function([], ((data * fixed).sum(), "sum"), sliceable_shareds=[data])
     synk.scatter(data, np.ones(10))
@@ -114,8 +107,7 @@ def test_a_batch_size_of_data_in_shared_variables(synchronize):
     assert function(batch_s=slice(0, 3)) == 6
 
 
-def test_other_failures_report_the_rows_alone(synchronize):
-    synchronize(2)
+def test_other_failures_report_the_rows_alone(two):
     x = T.dvector("x")
     function = synk.function([x], T.opt.Assert("too large")(x, T.lt(x.max(), 5)).sum())
     with pytest.raises(synk.WorkerError, match=r"too large(.|\n)*This rank had rows 3 to 5 of 6\.") as caught:
@@ -126,17 +118,14 @@ def test_other_failures_report_the_rows_alone(synchronize):
 # ---------------------------------------------------------------- the wrong axis
 
 
-def test_time_major_inputs_of_unequal_rows(synchronize):
-    synchronize(2)
+def test_time_major_inputs_of_unequal_rows(two):
     x, y = T.dtensor3("x"), T.dvector("y")
     function = synk.function([x, y], (x.sum() + y.sum(), "sum"))
-    with pytest.raises(
-        ValueError, match=r"points: x: 4, y: 6\. Rows are counted .*\(N, T, \.\.\.\).*dimshuffle\(1, 0, 2\)"
-    ):
+    words = r"points: x: 4, y: 6\. Rows are counted .*\(N, T, \.\.\.\).*dimshuffle\(1, 0, 2\)"
+    with pytest.raises(ValueError, match=words):
         function(np.ones((4, 6, 2)), np.ones(6))
-    with pytest.raises(
-        ValueError, match=r"data points: x: 4, y: 5\. Pass an input without data points in bcast_inputs$"
-    ):
+    words = r"data points: x: 4, y: 5\. Pass an input without data points in bcast_inputs$"
+    with pytest.raises(ValueError, match=words):
         function(np.ones((4, 6, 2)), np.ones(5))
 
 
@@ -149,8 +138,7 @@ def test_time_major_graphs_of_transposed_inputs(session):
     rng = np.random.RandomState(0)
     for n_points, n_steps in ((7, 7), (9, 4)):
         values = rng.randn(n_points, n_steps, 2), rng.randn(n_points, n_steps)
-        for got, expected in zip(function(*values), function.as_theano(*values)):
-            np.testing.assert_allclose(got, expected, rtol=1e-10)
+        close(function(*values), function.as_theano(*values), rtol=1e-10, atol=0)
 
 
 # ---------------------------------------------------------------- in the place of Theano's functions
@@ -175,8 +163,7 @@ def test_theano_function_may_be_set_to_ours(synchronize, monkeypatch):
     synk.distribute()
 
 
-def test_theanos_printing(synchronize, capsys):
-    synchronize(2)
+def test_theanos_printing(two, capsys):
     x = T.dvector("x")
     function = synk.function([x], T.exp(x).sum(), name="printed")
     assert function.maker.fgraph.toposort()
@@ -207,14 +194,12 @@ def test_data_of_a_dtype_that_theano_casts(session):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int32", "int64", "complex64", "S3", "bool"])
-def test_data_of_a_dtype_that_theano_refuses(synchronize, dtype):
-    synchronize(2)
+def test_data_of_a_dtype_that_theano_refuses(two, dtype):
     x = T.fvector("x")
     function = synk.function([x], x.sum())
-    array = np.ones(4, dtype)
-    data = synk.data(array)
+    data = synk.data(np.ones(4, dtype))
     try:
-        expected = function(array)
+        expected = function(np.ones(4, dtype))
     except TypeError:
         with pytest.raises(TypeError, match=rf"input x: got Data of dtype {np.dtype(dtype)}; expected float32"):
             function(data)
@@ -222,8 +207,7 @@ def test_data_of_a_dtype_that_theano_refuses(synchronize, dtype):
         assert function(data) == expected
 
 
-def test_data_of_other_dtypes_where_downcasts_are_allowed_or_nothing_is(synchronize):
-    synchronize(2)
+def test_data_of_other_dtypes_where_downcasts_are_allowed_or_nothing_is(two):
     x = T.fvector("x")
     data = synk.data(np.arange(4.0) + 0.1)
     with pytest.raises(TypeError, match="got Data of dtype float64; expected float32"):

@@ -16,7 +16,7 @@ import programs
 import psutil
 from backend import T
 from deadline import wait_for
-from process_state import shared_memory_names, worker_pids
+from process_state import shared_memory_names, shared_sizes, worker_pids
 from programs import expect
 
 import synkhronos as synk
@@ -72,9 +72,7 @@ class Episode:
                 names = self.faults.names()
                 self.suffer(names[self.rng.randint(len(names))])
             elif self.rng.rand() < 0.02:
-                close()
-                expect(not worker_pids(), "a worker after close")
-                self.fork()
+                self.fork_again()
             else:
                 self.work()
 
@@ -87,6 +85,11 @@ class Episode:
             self.faults = faults.Faults(self.program)
         self.program.n_ranks = n_ranks
         self.program.restore()
+
+    def fork_again(self):
+        close()
+        expect(not worker_pids(), "a worker after close")
+        self.fork()
 
     def work(self):
         names = self.program.operations()
@@ -135,9 +138,7 @@ class Episode:
             except synk.SessionError as error:
                 expect("broken" in str(error) and may_break, f"{name} broke the session: {error}")
                 self.tally.outcomes["broken, forked again"] += 1
-                close()
-                expect(not worker_pids(), "a worker after close")
-                self.fork()
+                self.fork_again()
         else:
             raise programs.Lost(f"{name}: no recovery in five attempts")
         self.tally.outcomes["recovered"] += 1
@@ -156,12 +157,10 @@ class Episode:
 def held():
     """What this process has now, without a session."""
     gc.collect()
-    with open("/proc/self/maps") as maps:
-        mapped = sum("/memfd:synkhronos" in line for line in maps)
     return {
         "processes": len(psutil.Process().children(recursive=True)),
         "names in /dev/shm": len(shared_memory_names()),
-        "segments mapped": mapped,
+        "segments mapped": len(shared_sizes(os.getpid())),
         **descriptors(),
         "threads": threading.active_count(),
     }

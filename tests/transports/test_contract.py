@@ -53,21 +53,17 @@ def _over_mpi(way, *nodes):
     return pytest.param(Transport(f"mpi {way}", "cpu", nodes), id=name, marks=needs_mpi)
 
 
+def _on_gpus(kind, way, n):
+    marks = [getattr(pytest.mark, kind), pytest.mark.slow]
+    return pytest.param(Transport(way, kind, (n,)), id=f"{kind}-{way}-{n}", marks=marks)
+
+
 TRANSPORTS = [
     *[pytest.param(Transport("shared memory", "cpu", (n,)), id=f"shared-memory-{n}") for n in (1, 2, 3, 5)],
     *[_over_mpi("votes", *nodes) for nodes in ((1, 1), (2, 1, 2))],
     *[_over_mpi("pieces", *nodes) for nodes in ((2, 1), (1, 1, 1))],
-    *[
-        pytest.param(
-            Transport(way, "opencl", (n,)), id=f"opencl-{way}-{n}", marks=[pytest.mark.opencl, pytest.mark.slow]
-        )
-        for way, n in (("host", 1), ("host", 3), ("stand-in", 2), ("stand-in", 5))
-    ],
-    *[
-        pytest.param(Transport(way, "cuda", (n,)), id=f"cuda-{way}-{n}", marks=[pytest.mark.cuda, pytest.mark.slow])
-        for way in ("host", "nccl")
-        for n in (1, 2, 4, 8)
-    ],
+    *[_on_gpus("opencl", way, n) for way, n in (("host", 1), ("host", 3), ("stand-in", 2), ("stand-in", 5))],
+    *[_on_gpus("cuda", way, n) for way in ("host", "nccl") for n in (1, 2, 4, 8)],
 ]
 
 
@@ -85,15 +81,17 @@ def outcomes(tmp_path_factory):
             file = tmp_path_factory.mktemp("outcome") / "results.npz"
             launch = [MPIEXEC, "-n", str(len(transport.nodes))] if len(transport.nodes) > 1 else []
             nodes = ",".join(map(str, transport.nodes))
-            command = [*launch, sys.executable, "tests/transports/run_collectives.py"]
-            run = subprocess.run(
-                [*command, transport.way, devices, nodes, str(file)],
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                timeout=300,
-                env={**os.environ, "PYTHONPATH": python_path()},
-            )
+            command = [
+                *launch,
+                sys.executable,
+                "tests/transports/run_collectives.py",
+                transport.way,
+                devices,
+                nodes,
+                file,
+            ]
+            options = {"cwd": ROOT, "timeout": 300, "env": {**os.environ, "PYTHONPATH": python_path()}}
+            run = subprocess.run(command, capture_output=True, text=True, **options)
             assert run.returncode == 0, run.stderr
             with np.load(file) as results:
                 done[transport] = dict(results)

@@ -9,25 +9,16 @@ import weakref
 
 import numpy as np
 import pytest
+from deadline import wait_for
+from interrupts import Interrupt, handled_by, interrupt
 
 from synkhronos._graph.fast_call import with_deep_stack
 from synkhronos._utils import background as _background
 from synkhronos._utils.background import Background
 
 
-class Interrupt(Exception):
-    """Raised by the handler of a signal."""
-
-
 class Thing:
     """Something that work returns, or holds."""
-
-
-def test_result():
-    work = Background(lambda: 3, "three")
-    work.start()
-    assert work.wait()
-    assert work.outcome() == 3
 
 
 def test_what_is_raised_is_raised_once_the_work_is_over_and_holds_nothing_by_a_cycle():
@@ -80,12 +71,11 @@ def test_stopped_work_has_ended():
         finally:
             ended.append(True)
 
+    n_threads = threading.active_count()
     background = Background(work, "endless")
     background.start()
     background.stop()
-    n_steps = len(steps)
-    time.sleep(0.01)
-    assert len(steps) == n_steps
+    assert threading.active_count() == n_threads
     assert ended == [True] or not steps
     with pytest.raises(KeyboardInterrupt):
         background.outcome()
@@ -108,8 +98,7 @@ def test_interrupts_at_any_moment_neither_hang_nor_leave_a_thread(capfd, monkeyp
             time.sleep(0)
         return 1
 
-    old = signal.signal(signal.SIGALRM, raise_interrupt)
-    try:
+    with handled_by(raise_interrupt):
         for delay in np.random.RandomState(0).uniform(1e-5, 4e-4, 2000):
             background = Background(work, "interrupted")
             armed[:] = [1]
@@ -122,9 +111,6 @@ def test_interrupts_at_any_moment_neither_hang_nor_leave_a_thread(capfd, monkeyp
             armed.clear()
             signal.setitimer(signal.ITIMER_REAL, 0)
             assert background.wait(0)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
     assert len(n_interrupts) > 200
     assert threading.active_count() == before
     assert "Exception in thread" not in capfd.readouterr().err
@@ -160,28 +146,23 @@ def test_deep_recursion_in_several_threads_and_inside_itself_leaves_the_settings
 
 
 def test_handlers_run_meanwhile_and_what_they_raise_stops_the_work():
-    came, steps = [], []
+    came, n_threads = [], threading.active_count()
 
     def endless():
         while True:
-            steps.append(time.sleep(0.001))
+            time.sleep(0.001)
 
     def handle(number, frame):
         came.append(number)
         if len(came) == 3:
             raise Interrupt
 
-    before, old = settings(), signal.signal(signal.SIGALRM, handle)
-    try:
+    before = settings()
+    with handled_by(handle):
         signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
         with pytest.raises(Interrupt):
             with_deep_stack(endless)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
-    n_steps = len(steps)
-    time.sleep(0.02)
-    assert (len(steps), len(came), settings()) == (n_steps, 3, before)
+    assert (threading.active_count(), len(came), settings()) == (n_threads, 3, before)
 
 
 def test_an_exception_that_a_finalizer_swallows_is_sent_again(monkeypatch):
@@ -203,8 +184,7 @@ def test_an_exception_that_a_finalizer_swallows_is_sent_again(monkeypatch):
     started, end = [], time.monotonic() + 30
     background = Background(work, "finalizing")
     background.start()
-    while not started:
-        time.sleep(0.001)
+    wait_for(lambda: started, "the finalizer")
     background.stop()
     assert time.monotonic() < end - 10
     with pytest.raises(KeyboardInterrupt):
@@ -215,9 +195,6 @@ def test_two_interrupts_at_any_moment_leave_neither_work_nor_settings(monkeypatc
     monkeypatch.setattr(sys, "unraisablehook", id)
     before, working = settings(), []
 
-    def raise_interrupt(number, frame):
-        raise Interrupt
-
     def work():
         working.append(1)
         try:
@@ -226,9 +203,8 @@ def test_two_interrupts_at_any_moment_leave_neither_work_nor_settings(monkeypatc
         finally:
             working.clear()
 
-    old = [signal.signal(number, raise_interrupt) for number in (signal.SIGALRM, signal.SIGPROF)]
     n_interrupts = 0
-    try:
+    with handled_by(interrupt, signal.SIGALRM, signal.SIGPROF):
         for delay in np.random.RandomState(0).uniform(1e-5, 1e-3, 700):
             try:
                 try:
@@ -243,11 +219,6 @@ def test_two_interrupts_at_any_moment_leave_neither_work_nor_settings(monkeypatc
             except Interrupt:
                 n_interrupts += 1
             assert (working, settings()) == ([], before)
-    finally:
-        for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF):
-            signal.setitimer(timer, 0)
-        for number, handler in zip((signal.SIGALRM, signal.SIGPROF), old):
-            signal.signal(number, handler)
     assert n_interrupts > 300
 
 

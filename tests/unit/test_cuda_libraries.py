@@ -151,11 +151,9 @@ class TestVersions:
     def test_broken_libraries_are_refused_and_others_chosen(self, tmp_path, empty_cache, monkeypatch):
         monkeypatch.setattr(libraries, "_LIBRARIES_SECONDS", 5.0)
         folder = tmp_path / "usr/local/cuda/lib64"
-        lasting = "#include <unistd.h>\n__attribute__((constructor)) void start(void) { sleep(60); }"
-        build(
-            folder / "libnccl.so.2", "#include <stdlib.h>\n__attribute__((constructor)) void start(void) { abort(); }"
-        )
-        build(folder / "libcublas.so.12", lasting)
+        start = "#include <stdlib.h>\n#include <unistd.h>\n__attribute__((constructor)) void start(void)"
+        build(folder / "libnccl.so.2", start + " { abort(); }")
+        build(folder / "libcublas.so.12", start + " { sleep(60); }")
         build(folder / "libnvrtc.so.11", "int not_nvrtc;")
         good = build_nvrtc(tmp_path / "usr/local/cuda-12.4/lib64", 12, 4)
         found = survey(Finder({}, [], str(tmp_path), empty_cache), os.environ)
@@ -205,10 +203,8 @@ class TestPrivateFolder:
         assert os.path.dirname(folder) == str(tmp_path / "cache" / "synkhronos")
         assert os.readlink(f"{folder}/lib/libcuda.so") == "/a/libcuda.so.1"
         assert os.readlink(f"{folder}/python/six.py") == "/b/six.py"
-        for path in (folder, f"{folder}/lib", f"{folder}/python"):
-            status = os.stat(path)
-            assert stat.S_IMODE(status.st_mode) == 0o700
-            assert status.st_uid == os.geteuid()
+        for status in map(os.stat, (folder, f"{folder}/lib", f"{folder}/python")):
+            assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o700, os.geteuid())
         assert os.listdir(os.path.dirname(folder)) == [os.path.basename(folder)]
 
     def test_its_name_comes_from_its_contents(self, tmp_path):
@@ -225,9 +221,8 @@ class TestPrivateFolder:
         os.unlink(f"{folder}/lib/b")
         os.symlink("/elsewhere", f"{folder}/lib/b")
         assert self.make(tmp_path, {"lib/a": "/x", "lib/b": "/y"}) == folder
-        assert sorted(os.listdir(f"{folder}/lib")) == ["a", "b"]
-        assert os.readlink(f"{folder}/lib/a") == "/x"
-        assert os.readlink(f"{folder}/lib/b") == "/y"
+        found = {name: os.readlink(f"{folder}/lib/{name}") for name in os.listdir(f"{folder}/lib")}
+        assert found == {"a": "/x", "b": "/y"}
 
     def test_home_is_used_without_a_cache_folder(self, tmp_path):
         for cache in ({}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "relative"}):

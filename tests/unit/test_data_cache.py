@@ -4,18 +4,13 @@ import os
 
 import numpy as np
 import pytest
-from test_shipping import call, master
+from test_shipping import NOTHING, OURS, WORLD, call, master
 
 from synkhronos._memory import ArrayRef, SegmentTable, find_part, open_part, segment_of_file
 from synkhronos._memory import memfd as anonymous
-from synkhronos._multinode.shipping import BLOCK, SegmentCache, Shipment, Shipping
-from synkhronos._processes import World
+from synkhronos._multinode.shipping import BLOCK, SegmentCache, Shipping
 from synkhronos._rank import Put, Source
 from synkhronos._utils.rows import Rows, shares
-
-NOTHING = Shipment([], [], [])
-OURS = np.random.RandomState(0).rand(20, 3)
-WORLD = World((2, 1, 2), 0, 0)
 
 
 def room(cache):

@@ -32,20 +32,14 @@ def test_objects_list_and_show_what_is_for_users(synchronize):
         pass
     expected = {"counts", "get_shared", "as_theano", "build_inputs", "output_modes", "update_modes", "name", "fn"}
     assert expected <= set(dir(f)) and not {"join"} & set(dir(f))
-    assert {"set_value", "shape", "free_memory", "alloc_size"} <= set(dir(rows)) and not {"ref", "memory"} & set(
-        dir(rows)
-    )
+    assert {"set_value", "shape", "free_memory", "alloc_size"} <= set(dir(rows))
+    assert not {"ref", "memory"} & set(dir(rows))
     assert set(dir(profile)) == {"elapsed", "seconds", "sent", "serial", "total"}
     for one in (f, rows, profile, synk):
         assert not [name for name in dir(one) if name.startswith("_") and name != "__version__"]
     block = synk.session(2)
-    for one, shown in (
-        (f, "inputs"),
-        (rows, "(4, 3)"),
-        (profile, "rank 1"),
-        (synk.memory(), "rank 1"),
-        (block, "worker"),
-    ):
+    tables = [(f, "inputs"), (rows, "(4, 3)"), (profile, "rank 1"), (synk.memory(), "rank 1"), (block, "worker")]
+    for one, shown in tables:
         html = one._repr_html_()
         assert shown in html and "<b>" not in html and html.startswith("<table>"), html
     assert "2 ranks" in repr(block)

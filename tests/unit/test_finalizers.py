@@ -1,9 +1,11 @@
 """`FinalizerQueue`: finalizers are recorded once, whatever interrupts them."""
 
+import contextlib
 import gc
 import signal
 
 import numpy as np
+from interrupts import Interrupt, handled_by, interrupt
 
 from synkhronos._utils.interrupts import FinalizerQueue
 
@@ -39,16 +41,9 @@ def test_a_key_comes_again_if_whoever_acts_on_it_is_interrupted():
     assert list(queue.take()) == [1, 2]
 
 
-class Interrupt(Exception):
-    """Raised by the handler of a signal."""
-
-
 def test_interrupts_at_any_moment_lose_no_end():
     """Ten thousand, wherever they come, while things come and go."""
     queue, made, ended = FinalizerQueue(), set(), set()
-
-    def raise_interrupt(number, frame):
-        raise Interrupt
 
     def work():
         while True:
@@ -59,21 +54,15 @@ def test_interrupts_at_any_moment_lose_no_end():
             for one in queue.take():
                 ended.add(one)
 
-    old = signal.signal(signal.SIGALRM, raise_interrupt)
-    try:
+    with handled_by(interrupt):
         for delay in np.random.RandomState(0).uniform(5e-6, 60e-6, 10_000):
-            try:
+            with contextlib.suppress(Interrupt):
                 signal.setitimer(signal.ITIMER_REAL, delay)
                 work()
-            except Interrupt:
-                pass
-    finally:
-        signal.signal(signal.SIGALRM, old)
     ended.update(queue.take())
     assert len(made) > 10_000
     assert len(made - ended) < 5000  # those that were not watched yet when the interrupt came
-    assert not queue._watched
-    assert not queue.waiting
+    assert not queue._watched and not queue.waiting
 
 
 def test_two_threads_that_take_keys_lose_none():

@@ -4,14 +4,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from scripts import ROOT
+from scripts import ROOT, launch
 
 from synkhronos import _backends
-from synkhronos._cli import cpus as arithmetic
 from synkhronos._cli import cpus as blas
 from synkhronos._cli import report as remedies
 from synkhronos._cli.cpus import ENGINES
@@ -32,7 +30,7 @@ WHEEL = "python -m pip install scipy-openblas32"
 @pytest.fixture
 def ldflags(tmp_path, monkeypatch):
     """A function that looks at the engine with these flags, and reports its BLAS."""
-    monkeypatch.setattr(arithmetic, "peak_of_core", lambda *_: 0.0)
+    monkeypatch.setattr(blas, "peak_of_core", lambda *_: 0.0)
 
     def look(flags, installed=True, **variables):
         (tmp_path / "rc").write_text(f"[blas]\nldflags = {flags}\n")
@@ -67,9 +65,8 @@ class TestOneModule:
         assert ldflags(f'"-L{library.parent}" "-l:{library.name}"').path == str(library)
         part = ldflags(f'"-L{library.parent} -l:{library.name}"')
         assert part.state == "unusable"
-        assert part.note.startswith(
-            f'{HERE.title} takes no flag "-L{library.parent}: it splits them at white space, within'
-        )
+        reason = f'{HERE.title} takes no flag "-L{library.parent}: it splits them at white space, within'
+        assert part.note.startswith(reason)
 
     def test_what_cannot_be_linked(self, ldflags, tmp_path):
         part = ldflags("-lnothing")
@@ -93,17 +90,15 @@ class TestOneModule:
         assert part.remedy == f"remove {LDFLAGS} from {tmp_path}/rc"
 
 
-def report(**variables):
+def report(cache, **variables):
     """The exit code of `info`, and its parts by name."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    command = [sys.executable, "-m", "synkhronos", "info", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170, env=environment)
+    done = launch("info", "--json", cache=cache, timeout=170, **variables)
     assert not done.stderr
     return done.returncode, {part["name"]: part for part in json.loads(done.stdout)["parts"]}
 
 
 def test_a_compiler_that_is_turned_off_is_not_named(tmp_path):
-    code, parts = report(**{FLAGS: "cxx="}, XDG_CACHE_HOME=str(tmp_path))
+    code, parts = report(tmp_path, **{FLAGS: "cxx="})
     assert (code, parts["C++ compiler"]["state"]) == WITHOUT_COMPILER
     compiler = parts["C++ compiler"]
     assert compiler["path"] == ""
@@ -115,13 +110,16 @@ def test_a_compiler_that_is_turned_off_is_not_named(tmp_path):
 
 def test_flags_that_the_compiler_does_not_know(tmp_path):
     name = HERE.flag("gcc.cxxflags")
-    code, parts = report(**{FLAGS: f"{name}=-no-such-flag"}, XDG_CACHE_HOME=str(tmp_path))
+    code, parts = report(tmp_path, **{FLAGS: f"{name}=-no-such-flag"})
     assert (code, parts["C++ compiler"]["state"]) == WITHOUT_COMPILER
     assert "-no-such-flag" in parts["C++ compiler"]["note"]
     assert parts["C++ compiler"]["remedy"] == f"remove {name} from {FLAGS}"
 
 
+FAILS = {"ldflags": "-la", "trouble": "it fails"}
 WIDE = "SYNKHRONOS_BLAS=mkl: /a/libmkl_rt.so.2: its integers have 64 bits, and those that are passed have 32"
+ILP64 = {"SYNKHRONOS_BLAS": "mkl", "MKL_INTERFACE_LAYER": "ILP64"}
+GIVEN, REMOVE = {"THEANO_FLAGS": "floatX=float32,blas.ldflags=-la"}, "remove blas.ldflags from THEANO_FLAGS"
 
 
 @pytest.mark.parametrize(
@@ -138,31 +136,10 @@ WIDE = "SYNKHRONOS_BLAS=mkl: /a/libmkl_rt.so.2: its integers have 64 bits, and t
             "blas.ldflags is empty in THEANO_FLAGS",
             "remove blas",
         ),
-        ({"ldflags": "-la", "trouble": "it fails"}, True, {}, "unusable", "it fails\nblas.ldflags is -la$", "apt-get"),
-        (
-            {"ldflags": "-la", "trouble": "it fails"},
-            False,
-            {"THEANO_FLAGS": "floatX=float32,blas.ldflags=-la"},
-            "unusable",
-            "it fails\nblas.ldflags is -la, as THEANO_FLAGS says",
-            f"remove blas.ldflags from THEANO_FLAGS; {WHEEL}",
-        ),
-        (
-            {"ldflags": "-la", "trouble": "it fails"},
-            True,
-            {"SYNKHRONOS_BLAS": "/a/liba.so"},
-            "unusable",
-            "it fails",
-            "unset SYNKHRONOS_BLAS",
-        ),
-        (
-            {"said": [[True, WIDE]]},
-            True,
-            {"SYNKHRONOS_BLAS": "mkl", "MKL_INTERFACE_LAYER": "ILP64"},
-            "optional",
-            f"none is linked.*\n{WIDE}",
-            "unset MKL_INTERFACE_LAYER",
-        ),
+        (FAILS, True, {}, "unusable", "it fails\nblas.ldflags is -la$", "apt-get"),
+        (FAILS, False, GIVEN, "unusable", "it fails\nblas.ldflags is -la, as THEANO_FLAGS says", f"{REMOVE}; {WHEEL}"),
+        (FAILS, True, {"SYNKHRONOS_BLAS": "/a/liba.so"}, "unusable", "it fails", "unset SYNKHRONOS_BLAS"),
+        ({"said": [[True, WIDE]]}, True, ILP64, "optional", f"none is linked.*\n{WIDE}", "unset MKL_INTERFACE_LAYER"),
     ],
 )
 def test_the_remedy_that_fits(found, installed, variables, state, note, remedy):
@@ -221,17 +198,13 @@ class TestWhereTheUserChose:
 def test_kernels_that_fall_short_of_the_processor(tmp_path, monkeypatch):
     """OpenBLAS takes the next best set of kernels on a processor that it does not know."""
     avx2, avx512 = "fpu sse2 avx2 fma", "avx512f avx512cd avx512bw avx512dq avx512vl"
-    widths = {
-        "flags\t: fpu sse2\n": 128,
-        f"flags : {avx2}\n": 256,
-        f"flags : {avx2} {avx512}\n": 512,
-        "Features: asimd\n": 0,
-    }
+    widths = {"flags\t: fpu sse2\n": 128, f"flags : {avx2}\n": 256, "Features: asimd\n": 0}
+    widths[f"flags : {avx2} {avx512}\n"] = 512
     for text, width in widths.items():
         (tmp_path / "cpuinfo").write_text(f"processor : 0\n{text}\nprocessor : 1\n{text}")
-        assert arithmetic.width_of_processor(str(tmp_path / "cpuinfo")) == width
-    assert arithmetic.width_of_processor(str(tmp_path / "missing")) == 0
-    monkeypatch.setattr(arithmetic, "width_of_processor", lambda: 512)
+        assert blas.width_of_processor(str(tmp_path / "cpuinfo")) == width
+    assert blas.width_of_processor(str(tmp_path / "missing")) == 0
+    monkeypatch.setattr(blas, "width_of_processor", lambda: 512)
     found = {"gflops": 40.0, "right": True, "file": "/a/libopenblas.so", "kind": "openblas", "version": "0.3.18"}
     own = {"file": "/a/libscipy_openblas.so"}
     cases = [

@@ -5,16 +5,10 @@ import pytest
 from synkhronos._utils.keyed_cache import KeyedCache
 
 
-def test_a_value_is_returned_for_an_equal_key():
+@pytest.mark.parametrize("key", [(1, [3]), (2, [2]), None, 1])
+def test_a_value_is_returned_for_an_equal_key_and_nothing_for_another(key):
     cache = KeyedCache()
     assert cache.put("slot", (1, [2]), "value") == "value"
-    assert cache.get("slot", (1, [2])) == "value"
-
-
-@pytest.mark.parametrize("key", [(1, [3]), (2, [2]), None, 1])
-def test_nothing_is_returned_for_another_key(key):
-    cache = KeyedCache()
-    cache.put("slot", (1, [2]), "value")
     assert cache.get("slot", key) is None
     assert cache.get("slot", (1, [2])) == "value"
 

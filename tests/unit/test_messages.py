@@ -4,6 +4,7 @@ import copy
 import pickle
 
 import pytest
+from test_shipping import call as call_on_shares
 
 from synkhronos._memory.channels import FdChannel, Mailbox
 from synkhronos._memory.segments import ArrayRef, SegmentRef
@@ -13,37 +14,19 @@ from synkhronos._utils.rows import Rows
 
 
 def call(stop=4, all_compute=False):
-    return Call(
-        function=3,
-        inputs=(Source(ArrayRef("a", 64, (8, 2), "<f4"), Rows(0, stop)), Source(ArrayRef("b", 0, (), "<i8"), None)),
-        n_scattered=1,
-        shares=(Rows(0, 2), Rows(2, stop)),
-        rows=(),
-        counts=(2, stop - 2),
-        all_compute=all_compute,
-        num_slices=1,
-        output_modes=("avg", None),
-        output_subset=None,
-        updated=(),
-        update_modes=(),
-    )
+    inputs = Source(ArrayRef("a", 64, (8, 2), "<f4"), Rows(0, stop)), Source(ArrayRef("b", 0, (), "<i8"), None)
+    options = {"function": 3, "all_compute": all_compute, "output_modes": ("avg", None)}
+    return call_on_shares(inputs[0], (Rows(0, 2), Rows(2, stop)), inputs=inputs, **options)
 
 
 def envelope(command):
     return Envelope((SegmentRef("s", 4096),), Release(("old",), (1,), ()), command)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        envelope(call()),
-        envelope(Get((1, 2), (0,))),
-        envelope(None),
-        Arrays([None, Placed(1, 64, (2,), "<f4"), Sent(b"12345678", (2,), "<f4")]),
-        [(1, 2), ()],
-        None,
-    ],
-)
+ARRAYS = Arrays([None, Placed(1, 64, (2,), "<f4"), Sent(b"12345678", (2,), "<f4")])
+
+
+@pytest.mark.parametrize("message", [*map(envelope, (call(), Get((1, 2), (0,)), None)), ARRAYS, [(1, 2), ()], None])
 def test_a_decoder_reads_what_an_encoder_writes(message):
     read = Decoder().loads(Encoder().dumps(message))
     assert read == message and type(read) is type(message)
@@ -57,9 +40,8 @@ def test_an_equal_message_is_neither_pickled_nor_read_again():
     encoder, decoder = Encoder(), Decoder()
     first = encoder.dumps(envelope(call()))
     read = decoder.loads(first)
-    again = encoder.dumps(envelope(call()))
-    assert again is first
-    assert decoder.loads(bytes(bytearray(again))) is read
+    assert encoder.dumps(envelope(call())) is first
+    assert decoder.loads(bytes(bytearray(first))) is read
 
 
 def test_a_large_message_is_not_kept():
@@ -72,20 +54,9 @@ def test_a_large_message_is_not_kept():
 
 def test_messages_that_differ_are_distinguished():
     encoder, decoder = Encoder(), Decoder()
-    messages = [
-        envelope(call()),
-        envelope(call(stop=5)),
-        envelope(call(stop=5, all_compute=True)),
-        envelope(call()),
-        envelope(Shapes(())),
-        envelope(Bind(())),
-        envelope(Get(())),
-        envelope(None),
-        Envelope((), Release(), None),
-        None,
-        envelope(Connect(b"x")),
-    ]
-    for message in messages:
+    calls = [call(), call(stop=5), call(stop=5, all_compute=True), call()]
+    messages = map(envelope, [*calls, Shapes(()), Bind(()), Get(()), None, Connect(b"x")])
+    for message in [*messages, Envelope((), Release(), None), None]:
         pickled = encoder.dumps(message)
         assert pickle.loads(pickled) == message
         read = decoder.loads(pickled)

@@ -30,24 +30,18 @@ def build(tmp_path_factory):
         probe = subprocess.run([COMPILER, *flags, trivial, "-o", program], capture_output=True, timeout=60, check=False)
         if probe.returncode or subprocess.run([program], capture_output=True, timeout=60, check=False).returncode:
             pytest.skip(f"{COMPILER} has no -fsanitize={sanitizers} that works here")
-        flags += [
-            "-DPOLL_NS=900000000",
-            "-DHEAP_IDLE_NS=20000000",
-        ]  # a thread that waits for a core sleeps through no poll
+        # A thread that waits for a core sleeps through no poll.
+        flags += ["-DPOLL_NS=900000000", "-DHEAP_IDLE_NS=20000000", "-Wall", "-Werror", f"-I{CORE}"]
         files = [ROOT / "tests" / "native" / f"{name}.c", *(CORE / source for source in sources)]
-        subprocess.run(
-            [COMPILER, *flags, "-Wall", "-Werror", f"-I{CORE}", *files, "-o", program], timeout=150, check=True
-        )
+        subprocess.run([COMPILER, *flags, *files, "-o", program], timeout=150, check=True)
         return program
 
     return compiled
 
 
 def check(program, *arguments, **environment):
-    command = [program, *map(str, arguments)]
-    done = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=150, check=False
-    )
+    command, environment = [program, *map(str, arguments)], {**os.environ, **environment}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
     assert (done.returncode, done.stderr) == (0, ""), (command, done.stdout)
 
 

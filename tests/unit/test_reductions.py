@@ -70,12 +70,8 @@ def multiplied(a, b):
     return product
 
 
-STEPS = {
-    "sum": np.add,
-    "prod": multiplied,
-    "max": functools.partial(ordered, np.greater),
-    "min": functools.partial(ordered, np.less),
-}
+STEPS = {"sum": np.add, "prod": multiplied}
+STEPS.update(max=functools.partial(ordered, np.greater), min=functools.partial(ordered, np.less))
 
 
 def mean_of_floats(values, weights):
@@ -114,9 +110,7 @@ def mean_of_floats(values, weights):
 
 
 def _common_divisor(a, b):
-    while b:
-        a, b = b, a % b
-    return a
+    return _common_divisor(b, a % b) if b else a
 
 
 def mean_of_integers(values, weights, returned):

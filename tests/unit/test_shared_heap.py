@@ -1,9 +1,11 @@
 """The shared heap alone: blocks against a model, pages against the file's contents, limits, forks, sanitizers."""
 
 import contextvars
+import ctypes
 import gc
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -82,9 +84,8 @@ action = st.one_of(
 
 def act(one, arrays, marks, what, how):
     if what in ("empty", "zeros"):
-        array = one.make(getattr(np, what), how, np.uint8)
-        assert what == "empty" or not array.any()
-        arrays.append(array)
+        arrays.append(one.make(getattr(np, what), how, np.uint8))
+        assert what == "empty" or not arrays[-1].any()
         marks.append(len(marks) % 251 + 1)
     elif what == "resize" and arrays:
         which, size = how[0] % len(arrays), how[1]
@@ -143,9 +144,7 @@ def test_blocks_are_a_quarter_too_large_at_most(made):
 
 
 def test_freed_blocks_are_used_again_and_zeroed_where_zeros_are_wanted(made):
-    array = made.make(np.ones, 100_000, np.uint8)
-    where = array.ctypes.data
-    del array
+    where = made.make(np.ones, 100_000, np.uint8).ctypes.data
     for function in (np.ones, np.zeros, np.ones, np.zeros):
         array = made.make(function, 100_000, np.uint8)
         assert array.ctypes.data == where
@@ -157,8 +156,7 @@ def test_what_commands_no_longer_need_is_given_back(made):
     for _ in range(300):
         made.make(lambda: [np.ones(MEGABYTE, np.uint8) for _ in range(2)])
     assert made.counts()[:2] == (0, 2 * MEGABYTE)
-    first = made.make(np.ones, 20 * MEGABYTE, np.uint8)
-    del first
+    made.make(np.ones, 20 * MEGABYTE, np.uint8)
     assert made.counts()[1] == 22 * MEGABYTE == made.pages()
     for _ in range(130):
         made.make(np.ones, MEGABYTE, np.uint8)
@@ -228,21 +226,11 @@ def test_another_handler_comes_back():
 
 
 def test_threads_do_not_allocate_there_and_may_free(made):
-    found = []
-
-    def start():
-        thread = threading.Thread(target=lambda: found.append(made.regions.offset(np.ones(10_000))))
-        thread.start()
-        thread.join()
-
-    made.make(start)
-    assert found == [None]
-    arrays = made.make(lambda: [np.ones(10_000) for _ in range(100)])
-    threads = [threading.Thread(target=lambda: [arrays.pop() for _ in range(25)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        offset = made.make(lambda: pool.submit(lambda: made.regions.offset(np.ones(10_000))).result())
+        assert offset is None
+        arrays = made.make(lambda: [np.ones(10_000) for _ in range(100)])
+        assert len(list(pool.map(lambda _: [arrays.pop() for _ in range(25)], range(4)))) == 4
     assert made.counts()[0] == 0
 
 
@@ -419,17 +407,14 @@ def test_forks_while_threads_allocate(made):
         while not over.is_set():
             made.make(lambda: [np.ones(n * 3_000) for n in range(1, 9)])
 
-    threads = [threading.Thread(target=allocate) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(40):
-            assert in_child(lambda: (held == 4).all() and made.make(np.ones, 50_000).all())
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-    assert (held == 4).all()
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(allocate) for _ in range(3)]
+        try:
+            for _ in range(40):
+                assert in_child(lambda: (held == 4).all() and made.make(np.ones, 50_000).all())
+        finally:
+            over.set()
+    assert (held == 4).all() and not any(one.exception() for one in running)
 
 
 def test_a_child_without_room_for_copies_is_reported(made):
@@ -471,7 +456,8 @@ def test_ranks_share_and_take_regions_over():
     assert (array[:4] == [2, 11, 12, 2]).all()
     assert one.regions.offset(array) == start
     assert [count[0] for count in one.regions.counts()] == [block(array.nbytes)] * 3
-    neighbor = np.ndarray(100_000, np.float64, (native_bytes(one, array)), 2 * SIZE - start)
+    memory = (ctypes.c_char * (3 * SIZE - start)).from_address(array.ctypes.data)  # all regions from the array on
+    neighbor = np.ndarray(100_000, np.float64, memory, 2 * SIZE - start)
     assert (neighbor == 2).all()
     assert in_child(lambda: array[1] == 11)  # no rank any more
     one.close()
@@ -501,10 +487,3 @@ def test_a_rank_resizes_an_array_of_the_process_that_forked_it(shared, length):
     assert os.waitpid(one.regions.share(work, None), 0)[1] == 0
     assert np.array_equal(array, np.arange(100_000.0))
     one.close()
-
-
-def native_bytes(one, array):
-    """All regions from an array on, as a buffer."""
-    import ctypes
-
-    return (ctypes.c_char * (3 * SIZE - one.regions.offset(array))).from_address(array.ctypes.data)

@@ -27,11 +27,27 @@ def calls(tree, function):
     return [node for node in found if getattr(node.func, "id", getattr(node.func, "attr", None)) == function]
 
 
+def within(*folders):
+    """The trees of modules whose paths begin so, by their paths."""
+    return {path: tree for path, tree in TREES.items() if path.startswith(folders)}
+
+
+def annotated(tree):
+    """The annotations of arguments and fields, with the lines and names of these."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.arg, ast.AnnAssign)):
+            yield node.lineno, getattr(node, "arg", None) or getattr(node.target, "id", None), node.annotation
+
+
 def test_only_multinode_asks_which_class_a_group_of_ranks_has():
-    for path, tree in TREES.items():
-        if not path.startswith("_multinode"):
-            for call in calls(tree, "isinstance"):
-                assert "MultiNodeGroup" not in named(call.args[1]), f"{path}:{call.lineno}"
+    for path, tree in TREES.items() - within("_multinode").items():
+        for call in calls(tree, "isinstance"):
+            assert "MultiNodeGroup" not in named(call.args[1]), f"{path}:{call.lineno}"
+
+
+def imports(tree):
+    """The names that a module imports from others."""
+    return [alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
 
 
 def is_message(node):
@@ -50,14 +66,12 @@ def messages_of(tree):
 def messages_in(tree):
     """The messages that a module defines or imports."""
     everywhere = set().union(*map(messages_of, TREES.values()))
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    return messages_of(tree) | {alias.name for node in imports for alias in node.names if alias.name in everywhere}
+    return messages_of(tree) | {alias.name for alias in imports(tree)} & everywhere
 
 
 def test_no_message_is_compared_or_searched_for_to_find_out_what_happened():
     assert {"BROKEN", "LOST", "BUSY", "CLOSED_WITHIN"} <= messages_in(TREES["_session/dispatch.py"])
-    own = {path: tree for path, tree in TREES.items() if not path.startswith("_theano_compat")}
-    for path, tree in own.items():
+    for path, tree in TREES.items() - within("_theano_compat").items():
         messages = messages_in(tree)
         compared = [node for node in ast.walk(tree) if isinstance(node, ast.Compare)]
         searched = ("startswith", "endswith", "replace", "removeprefix", "removesuffix", "partition", "split")
@@ -73,13 +87,10 @@ def test_nobody_reads_the_variables_of_a_calling_frame():
 
 
 def test_a_connection_between_node_leaders_is_described_where_lower_folders_use_it():
-    for path, tree in TREES.items():
-        if path.startswith(("_processes/", "_collectives/")) and path != "_collectives/nccl.py":  # pygpu's comm
-            for node in ast.walk(tree):
-                name = getattr(node, "arg", None) or getattr(getattr(node, "target", None), "id", None)
-                if isinstance(node, (ast.arg, ast.AnnAssign)) and name == "comm":
-                    assert node.annotation is not None, f"{path}:{node.lineno}"
-                    assert "LeaderTransport" in named(node.annotation), f"{path}:{node.lineno}"
+    for path, tree in within("_processes/", "_collectives/").items():
+        for line, name, annotation in annotated(tree):
+            if name == "comm" and path != "_collectives/nccl.py":  # pygpu's comm
+                assert annotation is not None and "LeaderTransport" in named(annotation), f"{path}:{line}"
 
 
 TRANSPORTS = [
@@ -100,33 +111,23 @@ def test_a_transport_has_all_methods_of_its_interface(transport, interface):
 
 
 def test_code_above_the_transports_depends_on_their_interface():
-    for path, tree in TREES.items():
-        if path.startswith(("_graph/", "_rank/")):
-            assert not named(tree) & {"SharedMemoryTransport", "HierarchicalTransport"}, path
+    for path, tree in within("_graph/", "_rank/").items():
+        assert not named(tree) & {"SharedMemoryTransport", "HierarchicalTransport"}, path
 
 
 def test_the_fields_of_what_collectives_move_have_types():
-    for path, tree in TREES.items():
-        if path.startswith(("_collectives/", "_graph/ops/rank_context")):
-            for node in ast.walk(tree):
-                if isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation is not None:
-                    name = getattr(node, "arg", None) or getattr(node.target, "id", None)
-                    if name in ("parts", "how", "now", "out", "word"):
-                        assert "Any" not in named(node.annotation), f"{path}:{node.lineno}"
+    for path, tree in within("_collectives/", "_graph/ops/rank_context").items():
+        for line, name, annotation in annotated(tree):
+            if annotation is not None and name in ("parts", "how", "now", "out", "word"):
+                assert "Any" not in named(annotation), f"{path}:{line}"
 
 
 def test_a_public_name_is_listed_once():
     """In the stub, which type checkers read; `__init__.py` names some, but in no list."""
     strings = [node.value for node in ast.walk(TREES["__init__.py"]) if isinstance(node, ast.Constant)]
-    imported = [
-        alias.name
-        for node in ast.walk(TREES["__init__.py"])
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    ]
+    imported = [alias.name for alias in imports(TREES["__init__.py"])]
     assert set(synk.__all__) & {*strings, *imported} <= {"close"}  # which does nothing while Python shuts down
-    stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
-    listed = [alias for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    listed = imports(ast.parse((PACKAGE / "__init__.pyi").read_text()))
     assert sorted(alias.name for alias in listed) == synk.__all__
     assert all(alias.name == alias.asname for alias in listed), "type checkers take it for private"
 

@@ -1,7 +1,9 @@
 """Synchronisation of processes: no rank waits forever or continues too early, and every wait can be left."""
 
+import os
 import time
 
+import psutil
 import pytest
 from deadline import wait_for
 from rank_processes import Ranks
@@ -85,9 +87,13 @@ def test_who_waits_at_a_barrier_notes_it_as_straggling():
 
 @each_spin
 def test_an_abort_releases_those_that_wait(spin):
+    def parked(pid):
+        return pid and psutil.Process(int(pid)).status() == psutil.STATUS_SLEEPING
+
     def work(me):
+        me.board[1 + me.rank] = os.getpid()
         if me.rank == 0:
-            time.sleep(0.2)
+            wait_for(lambda: all(map(parked, me.board[2:4])), "the other ranks, which sleep at the barrier")
             me.board[0] = time.monotonic_ns()
             me.signals.abort()
             return

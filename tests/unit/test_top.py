@@ -14,7 +14,7 @@ import termios
 import pytest
 from deadline import wait_for
 from process_state import worker_pids
-from scripts import ROOT, start_script
+from scripts import ROOT, launch, start_script
 
 import synkhronos as synk
 from synkhronos._cli import top as _top
@@ -65,20 +65,13 @@ SCRIPT = """
     ("what", "master", "worker"),
     [("call", "waits for ranks +[0-9]+ %", "computes +0 %"), ("python", "Python +0 %", "waits for a command +100 %")],
 )
-def test_command_line_shows_a_session_whose_master_is_busy(what, master, worker):
+def test_command_line_shows_a_session_whose_master_is_busy(what, master, worker, tmp_path):
     process = start_script(SCRIPT, what)
     try:
         assert process.stdout.readline() == "ready\n"
 
         def shown():
-            done = subprocess.run(
-                [sys.executable, "-m", "synkhronos", "top", "--once"],
-                capture_output=True,
-                text=True,
-                cwd=ROOT,
-                timeout=60,
-                check=False,
-            )
+            done = launch("top", "--once", cache=tmp_path)
             assert (done.returncode, done.stderr) == (0, "")
             lines = [line for line in done.stdout.splitlines() if line.startswith(f"{process.pid} ")]
             return re.search(rf"0 controller +{process.pid} +{master}", lines[0]) and re.search(worker, lines[1])

@@ -105,11 +105,7 @@ def explains(entry, message):
     return end >= min(50, len(message.rstrip("….)"))) and letters(entry) >= 0.8 * letters(message[:end])
 
 
-MESSAGES = {
-    place: message
-    for place, message in messages().items()
-    if not any(place.startswith(begin) for begin in FOR_THE_LIBRARY)
-}
+MESSAGES = {place: text for place, text in messages().items() if not place.startswith((*FOR_THE_LIBRARY,))}
 ENTRIES = [plain(entry) for entry in re.findall("`([^`]+)`", PAGE)]
 
 

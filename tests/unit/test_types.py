@@ -128,15 +128,9 @@ def complaints(tmp_path_factory):
     def check(name, script):
         path = folder / f"{name}.py"
         path.write_text(script)
-        done = subprocess.run(
-            [sys.executable, "-m", "mypy", *OPTIONS, "--cache-dir", folder / "cache", path.name],
-            capture_output=True,
-            text=True,
-            cwd=folder,
-            env={"MYPYPATH": str(ROOT), "PATH": ""},
-            timeout=120,
-            check=False,
-        )
+        command = [sys.executable, "-m", "mypy", *OPTIONS, "--cache-dir", folder / "cache", path.name]
+        environment = {"MYPYPATH": str(ROOT), "PATH": ""}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120)
         assert done.returncode in (0, 1) and not done.stderr, done.stdout + done.stderr
         found = re.findall(r"^(\S+):(\d+): error: (.*)", done.stdout, re.MULTILINE)
         assert {file for file, _, _ in found} <= {path.name}, done.stdout

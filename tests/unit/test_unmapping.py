@@ -1,10 +1,12 @@
 """`_memory.mapping`: memory is unmapped with the last array that views it, whatever interrupts that."""
 
+import contextlib
 import signal
 import time
 
 import numpy as np
 import pytest
+from interrupts import Interrupt, handled_by, interrupt
 from scripts import run_script
 
 from synkhronos._memory import Arena, SegmentTable
@@ -44,34 +46,19 @@ def test_no_python_objects_are_placed():
     made[0].close_fd()
 
 
-class Interrupt(Exception):
-    """Raised by the handler of a signal."""
-
-
-def interrupt(number, frame):
-    raise Interrupt
-
-
 def test_interrupts_at_any_moment_lose_no_mapping(no_garbage_collection):
     """Ten thousand, wherever they come, while mappings come and go."""
     segment = Segment.create(1 << 16)
     delays = np.random.RandomState(0).uniform(20e-6, 120e-6, 10_000)
     before, made = n_mappings(), 0
-    old = signal.signal(signal.SIGALRM, interrupt)
-    try:
+    with handled_by(interrupt):
         for delay in delays:
-            try:
+            with contextlib.suppress(Interrupt):
                 signal.setitimer(signal.ITIMER_REAL, delay)
                 end = time.monotonic() + 1
-                while True:  # see test_deferring_under_fire_puts_every_handler_back
+                while time.monotonic() < end:  # see test_deferring_under_fire_puts_every_handler_back
                     map_shared(segment.fileno(), 5000)
                     made += 1
-                    if time.monotonic() > end:
-                        break
-            except Interrupt:
-                pass
-    finally:
-        signal.signal(signal.SIGALRM, old)
     assert made > 10_000
     assert n_mappings() <= before + 2
     segment.close_fd()

@@ -43,23 +43,12 @@ def make_loss(params, dtype):
 
 
 def train(divided, params, steps=STEPS):
-    """Call the gradient function and the parameter function; all parameters after each step."""
-    grad_updates, param_updates, _ = divided
-    gradient = theano.function([], updates=grad_updates, mode=MODE)
-    update = theano.function([], updates=param_updates, mode=MODE)
+    """Call the gradient function and the parameter function, or one of both; all parameters after each step."""
+    functions = [theano.function([], updates=one, mode=MODE) for one in divided[:2]]
     history = []
     for _ in range(steps):
-        gradient()
-        update()
-        history.append([p.get_value() for p in params])
-    return history
-
-
-def train_serially(serial_updates, params, steps=STEPS):
-    step = theano.function([], updates=serial_updates, mode=MODE)
-    history = []
-    for _ in range(steps):
-        step()
+        for function in functions:
+            function()
         history.append([p.get_value() for p in params])
     return history
 
@@ -114,7 +103,7 @@ def test_rule_has_lasagnes_numbers(name, defaults, dtype):
     if defaults:
         arguments = {k: v for k, v in arguments.items() if name in NEEDS_RATE and k[0] == "l"}
     serial, ours = make_params(dtype), make_params(dtype)
-    expected = train_serially(reference(name)(make_loss(serial, dtype), serial, **arguments), serial)
+    expected = train([reference(name)(make_loss(serial, dtype), serial, **arguments)], serial)
     got = train(getattr(updates, name)(make_loss(ours, dtype), ours, **arguments), ours)
     assert_equal_histories(got, expected, dtype)
 
@@ -132,8 +121,7 @@ def test_momentum_added_to_a_rule(name, rule, some, dtype):
     before = dict(params)
     with_momentum = getattr(updates, name)(params, ours[chosen], momentum=0.7)
     assert dict(params) == before
-    expected = train_serially(their_updates, serial)
-    assert_equal_histories(train((grads, with_momentum, flat), ours), expected, dtype)
+    assert_equal_histories(train((grads, with_momentum, flat), ours), train([their_updates], serial), dtype)
 
 
 @theano_only("Lasagne, whose numbers they are compared with")
@@ -143,7 +131,7 @@ def test_momentum_added_to_everything_that_a_rule_changes(name, dtype):
     theirs = reference(name)(reference("adagrad")(make_loss(serial, dtype), serial, 0.01))
     grads, params, flat = updates.adagrad(make_loss(ours, dtype), ours, 0.01)
     got = train((grads, getattr(updates, name)(params), flat), ours)
-    assert_equal_histories(got, train_serially(theirs, serial), dtype)
+    assert_equal_histories(got, train([theirs], serial), dtype)
 
 
 def test_gradients_lie_in_one_vector_in_order():
