@@ -268,7 +268,9 @@ class Function:
         wanted = self._all if subset is None else subset
         with session.lock, session.timeline.call(self.name or "function"):
             place = session.sequencer.place
-            is_checked = is_asked(check_against_theano, self._compares, place)
+            is_checked = False
+            if self._compares or check_against_theano is not None:
+                is_checked = is_asked(check_against_theano, self._compares, place)
             session.check_usable()
             if not self.join(session):
                 raise SessionError(
