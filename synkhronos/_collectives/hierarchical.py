@@ -42,7 +42,7 @@ _AGREED, _REFUSED = 0, 1
 _UNDER_WAY = 2  # pieces in flight between the nodes
 
 
-def make_transport(group: ProcessGroup, workspace: Workspace, regions: native.Heap) -> HostTransport:
+def make_transport(group: ProcessGroup, workspace: Workspace, heap: native.Heap) -> HostTransport:
     """Return the host transport of a rank, for a session on one node or on several.
 
     Parameters
@@ -50,10 +50,10 @@ def make_transport(group: ProcessGroup, workspace: Workspace, regions: native.He
     group : ProcessGroup
         Process group of this rank's node.
     workspace : Workspace
-    regions : Heap
+    heap : Heap
         Shared heap of this node.
     """
-    local = workspace, group.signals, regions, group.barrier, group.timeline
+    local = workspace, group.sync, heap, group.barrier, group.timeline
     return SharedMemoryTransport(*local) if len(group.world.sizes) == 1 else HierarchicalTransport(*local, group=group)
 
 

@@ -60,7 +60,7 @@ class SharedMemoryTransport:
     workspace : Workspace
     words : Sync
         Counters by which the ranks of this node wait for each other.
-    regions : Heap
+    heap : Heap
         Shared heap. Large arrays in it are reduced directly, without staging buffers.
     barrier : Barrier
     timeline : Timeline
@@ -72,10 +72,10 @@ class SharedMemoryTransport:
     """
 
     def __init__(
-        self, workspace: Workspace, words: native.Sync, regions: native.Heap, barrier: Barrier, timeline: Timeline
+        self, workspace: Workspace, words: native.Sync, heap: native.Heap, barrier: Barrier, timeline: Timeline
     ) -> None:
         self._n_ranks = words.n_ranks
-        self._core = native.Collectives(workspace.memory, words, regions)
+        self._core = native.Collectives(workspace.memory, words, heap)
         self._barrier = barrier
         self._timeline = timeline
         self.restart = self._core.restart

@@ -33,8 +33,8 @@ _TIMES_MEMORY = 2  # addresses per free byte: freed blocks whose sizes do not re
 os.register_at_fork(before=native.before_fork, after_in_parent=native.after_fork)
 
 
-def make_regions(n_ranks: int, rank: int) -> native.Heap:
-    """Map the regions of all ranks, as large as memory and limits allow; return them as the heap of ``rank``.
+def make_heap(n_ranks: int, rank: int) -> native.Heap:
+    """Map the regions of all ranks, as large as memory and limits allow; return the heap of ``rank``.
 
     If the kernel or a limit does not allow any region, log a warning and return a `native.Heap` without memory. NumPy
     then allocates by malloc.
@@ -46,19 +46,19 @@ def make_regions(n_ranks: int, rank: int) -> native.Heap:
         try:
             if size < _LEAST_BYTES:
                 raise OSError(limit)
-            regions = _map(shared, n_ranks, rank, size, keep=free // (4 * n_ranks))
+            heap = _map(shared, n_ranks, rank, size, keep=free // (4 * n_ranks))
         except (OSError, MemoryError) as error:
             text = "no shared heap: %s; results are copied, and calls may take longer"
             _logger.warning(text, error)
             return native.Heap(-1, n_ranks, rank, 0, 0)
-        regions.allow(free // n_ranks)
-    return regions
+        heap.allow(free // n_ranks)
+    return heap
 
 
-def look_at_free_memory(regions: native.Heap, n_ranks: int) -> None:
+def look_at_free_memory(heap: native.Heap, n_ranks: int) -> None:
     """Set how much more memory this rank's part of the heap may take: 1 / ``n_ranks`` of what is free now."""
     with deferred_interrupts():
-        regions.allow(min(free for free, _ in free_memory()) // n_ranks)
+        heap.allow(min(free for free, _ in free_memory()) // n_ranks)
 
 
 def _map(shared: bool, n_ranks: int, rank: int, size: int, keep: int) -> native.Heap:

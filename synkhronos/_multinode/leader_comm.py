@@ -107,20 +107,20 @@ def describe_differences(nodes: Sequence[dict[str, str]], hosts: Sequence[str]) 
     return "; ".join(differences)
 
 
-class MultiNodeSignals:
-    """The part of `Signals` that the dispatcher uses, for all nodes."""
+class MultiNodeSync:
+    """The part of `RankSync` that the dispatcher uses, for all nodes."""
 
     def __init__(self, group: ProcessGroup, comm: LeaderComm) -> None:
-        self._signals, self._comm = group.signals, comm
-        self.reset = group.signals.reset
+        self._sync, self._comm = group.sync, comm
+        self.reset = group.sync.reset
 
     @property
     def aborted(self) -> bool:
-        return self._signals.aborted
+        return self._sync.aborted
 
     def abort(self) -> None:
         self._comm.abort()
-        self._signals.abort()
+        self._sync.abort()
 
 
 def _agree(votes: dict[int, Any]) -> bool:

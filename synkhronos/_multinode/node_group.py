@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from time import monotonic_ns
 
 from synkhronos._memory import Segment, SegmentTable
-from synkhronos._multinode.leader_comm import ORDER, LeaderComm, MultiNodeSignals
+from synkhronos._multinode.leader_comm import ORDER, LeaderComm, MultiNodeSync
 from synkhronos._multinode.node_messages import Answer, Bring, Do, Look, Lost, Report, Stop
 from synkhronos._multinode.shipping import Shipment, Shipping
 from synkhronos._processes import STRAGGLING, Deadline, ProcessGroup, check_nodes
@@ -37,7 +37,7 @@ class MultiNodeGroup:
 
     Attributes
     ----------
-    signals : MultiNodeSignals
+    sync : MultiNodeSync
         Abort flag of all nodes.
     ahead : list of int
         Nanoseconds by which each rank's clock was ahead of the controller's when this object was created.
@@ -48,7 +48,7 @@ class MultiNodeGroup:
         self.devices, self.n_ranks, self.master_rank = devices, world.n_ranks, world.master_rank
         self.timeline = group.timeline
         assert isinstance(world.comm, LeaderComm)
-        self.signals = MultiNodeSignals(group, world.comm)
+        self.sync = MultiNodeSync(group, world.comm)
         self._group, self._world = group, world
         self._comm = world.comm
         self._shipping = Shipping(segments, world)
@@ -188,7 +188,7 @@ class MultiNodeGroup:
             raise SessionError(CLOSED_WITHIN)
         self._raise_losses()
         now = monotonic_ns()
-        self.timeline.put_off(self._group.signals.sent, now)
+        self.timeline.put_off(self._group.sync.sent, now)
         self._waited = {node: max(0, now - self._sent - self._comm.answers[node].took) for node in self._comm.others}
         answers: list[bytes | None] = []
         for node in range(len(self._world.sizes)):

@@ -138,7 +138,7 @@ class NodeRanks:
 
     def counts(self) -> list[tuple[int, int, int]]:
         """Return the counts of each rank's part of the shared heap; empty if there are no ranks."""
-        return [] if self._replica is None else self._replica.regions.counts()
+        return [] if self._replica is None else self._replica.heap.counts()
 
     def bring(self, order: Bring) -> Answer | Lost:
         """Store a part of the data for a command."""
@@ -191,19 +191,19 @@ class NodeRanks:
             Ranks of the new workers; empty if the other ranks do not become idle in time.
         """
         assert self._replica is not None
-        self._group.signals.abort()
+        self._group.sync.abort()
         if not self._group.settle(self._options.timeout):
             return ()
         ranks = tuple(self._group.dead())
         inherited = self._segments.lent()  # the fork copies this frame, which keeps these arrays alive in the workers
-        self._replica.regions.share(self._group.replace, ranks)
+        self._replica.heap.share(self._group.replace, ranks)
         del inherited
         self._group.timeline.end()
         return ranks
 
     def _execute(self, envelope: Envelope, order: Do) -> list[bytes]:
         """Store the data of an order, execute its message on all ranks, and return their replies."""
-        timeline, before = self._group.timeline, self._group.signals.sent
+        timeline, before = self._group.timeline, self._group.sync.sent
         timeline.put_off(before, self._answered + order.waited)
         timeline.resume(before, OUTSIDE)
         timeline.begin()
@@ -221,13 +221,13 @@ class NodeRanks:
             attach, again = tuple(segment.ref for segment in new), tuple(self._cache.replaced)
             release = envelope.release._replace(segments=envelope.release.segments + again)
             message = self._encoder.dumps(envelope._replace(attach=attach, release=release))
-        if self._group.signals.aborted:
-            self._group.signals.reset()
+        if self._group.sync.aborted:
+            self._group.sync.reset()
         self._group.send(message, new)
         own = self._carry_out(envelope)
         timeline.end()
         replies = self._group.collect()
-        timeline.rest(self._group.signals.sent)
+        timeline.rest(self._group.sync.sent)
         replies[self._group.master_rank] = own
         if new and not any(map(_is_unprepared, replies)):
             self._cache.delivered()
@@ -245,7 +245,7 @@ class NodeRanks:
             let_interrupts_pass(error)
             reply = Failure.of(error, completed=self._replica.completed)
             self._comm.abort()
-            self._group.signals.abort()
+            self._group.sync.abort()
         return self._own.dumps(reply)
 
     def end(self) -> None:
@@ -258,7 +258,7 @@ class NodeRanks:
         assert self._replica is not None
         self._group.stop(grace)
         self._replica.thread_limits.restore()
-        self._replica.regions.close()
+        self._replica.heap.close()
         self._cache.close()
         if self._replica.context is not None:  # it has a GPU
             _backends.unbind()

@@ -40,7 +40,7 @@ class StatusBoard:
     Attributes
     ----------
     words : uint8 array
-        Memory for the counters of `Signals`.
+        Memory for the counters of `RankSync`.
     pids : int64 array of shape (n_ranks,)
         Process id of each rank.
     close : callable

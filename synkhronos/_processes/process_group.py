@@ -31,7 +31,7 @@ import numpy as np
 from synkhronos._memory import FdChannel, Mailbox, Segment
 from synkhronos._processes.monitor import StatusBoard
 from synkhronos._processes.rank_process import RankProcess, describe_exit, log
-from synkhronos._processes.sync import ANSWERED, SENT, Barrier, Deadline, Signals
+from synkhronos._processes.sync import ANSWERED, SENT, Barrier, Deadline, RankSync
 from synkhronos._processes.timeline import CONTROL, OUTSIDE, Timeline
 from synkhronos._utils.display import counted
 from synkhronos._utils.interrupts import deferred_interrupts
@@ -242,11 +242,11 @@ class ProcessGroup:
         self._master_pid = os.getpid()
         self._board = StatusBoard(self.n_ranks, master_rank, self.world.first, self.world.n_ranks)
         spin = _SPIN_SECONDS if self.n_ranks <= count_cores() else 0.0
-        self.signals = Signals(self._board.words, self.n_ranks, master_rank, spin)
+        self.sync = RankSync(self._board.words, self.n_ranks, master_rank, spin)
         finished = Segment.create(16 * self.n_ranks)
         finished.close_fd()
         self.timeline = Timeline(finished.array((2, self.n_ranks), np.int64), master_rank)
-        self.barrier = Barrier(self.signals, self.timeline, self.check)
+        self.barrier = Barrier(self.sync, self.timeline, self.check)
         self.number = 0
         self._collected = 0  # number of the last message whose answers were collected
         self.stopped = False
@@ -293,15 +293,15 @@ class ProcessGroup:
         for segment in memory:
             self._give(segment)
         self._mailbox.put(message, self._give)
-        self.number = number = self.signals.sent + 1
+        self.number = number = self.sync.sent + 1
         self.barrier.restart(number)
         self.deadline.begin()
-        self.signals.post(SENT, number)
+        self.sync.post(SENT, number)
 
     @property
     def outstanding(self) -> bool:
         """Whether a message has been sent whose answers were not collected."""
-        return self.signals.sent != self._collected
+        return self.sync.sent != self._collected
 
     def collect(self) -> list[bytes | None]:
         """Wait for the answers of all workers.
@@ -325,7 +325,7 @@ class ProcessGroup:
         timeline = self.timeline
         if timeline.on:
             timeline.rest(self.number)
-        self.signals.wait(ANSWERED, self.number, self.check_workers)
+        self.sync.wait(ANSWERED, self.number, self.check_workers)
         if timeline.on:
             timeline.resume(self.number, CONTROL)
         answers: list[bytes | None] = [None] * self.n_ranks
@@ -341,7 +341,7 @@ class ProcessGroup:
 
     def unanswered(self) -> list[int]:
         """Return the workers that have not answered the last message."""
-        answered = self.signals.answered
+        answered = self.sync.answered
         return [rank for rank in self.workers if answered[rank] != self.number]
 
     def check_workers(self) -> None:
@@ -367,7 +367,7 @@ class ProcessGroup:
             raise WorkerDied(text, rank=rank, pid=process.pid, exitcode=process.exitcode)
         if self.deadline.is_over():
             silent = self.unanswered()
-            steps = self.signals.arrived
+            steps = self.sync.arrived
             rank = min(silent, key=lambda rank: steps[rank], default=self.master_rank)
             pid = self._members[rank].process.pid if rank in self.workers else os.getpid()
             name = f"rank {rank} ({self.devices[rank]}, pid {pid})"
@@ -401,14 +401,14 @@ class ProcessGroup:
         while set(self.unanswered()) - set(self.dead()):
             if deadline.is_over():
                 return False
-            self.signals.park(ANSWERED, self.number)
+            self.sync.park(ANSWERED, self.number)
         return True
 
     def replace(self, ranks: Sequence[int]) -> None:
         """Fork new workers for the ranks of dead ones. All other workers must be idle."""
-        self.signals.reset()
+        self.sync.reset()
         for rank in ranks:
-            self.signals.set_answered(rank, self.number)
+            self.sync.set_answered(rank, self.number)
             self._fork(rank)
         self._collected = self.number
 
@@ -437,7 +437,7 @@ class ProcessGroup:
     def _run(self, rank: int, channel: FdChannel) -> None:
         """Run in a new worker until its work or its controller ends."""
         self._board.close()
-        self.signals.rank = rank
+        self.sync.rank = rank
         self.channel = channel
         with contextlib.suppress(ControllerDied):
             self.check_master()
@@ -450,7 +450,7 @@ class ProcessGroup:
 
     def receive(self) -> bytes:
         """Wait for the controller's next message, and return it."""
-        self.signals.wait(SENT, self.number + 1, self.check_master)
+        self.sync.wait(SENT, self.number + 1, self.check_master)
         if self.timeline.on:
             self.timeline.resume(self.number, OUTSIDE)
             self.timeline.begin()
@@ -460,24 +460,24 @@ class ProcessGroup:
 
     def answer(self, message: bytes) -> None:
         """Send the controller the answer to the last message."""
-        self._answers[self.signals.rank].put(message, self.channel.give)
+        self._answers[self.sync.rank].put(message, self.channel.give)
         if self.timeline.on:
             self.timeline.end()
             self.timeline.rest(self.number)
-        self.signals.post(ANSWERED, self.number)
+        self.sync.post(ANSWERED, self.number)
 
     # -- controller and worker
 
     @property
     def rank(self) -> int:
         """Rank of this process."""
-        return self.signals.rank
+        return self.sync.rank
 
     def check(self) -> None:
         """Raise if a rank can no longer arrive at the barrier: it has failed or is dead, or the time is up."""
-        if self.signals.aborted:
+        if self.sync.aborted:
             raise CollectiveAborted("another rank failed")
-        if self.signals.rank == self.master_rank:
+        if self.sync.rank == self.master_rank:
             self.check_workers()
         else:
             self.check_master()

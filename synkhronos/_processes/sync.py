@@ -52,7 +52,7 @@ POLL = native.POLL_NS / 1e9
 SENT, ANSWERED = native.SENT, native.ANSWERED
 
 
-class Signals(native.Sync):
+class RankSync(native.Sync):
     """Progress counters of the ranks of one node, created before the fork and inherited by the workers.
 
     ``wait(counter, value, check)`` waits until the counters of all ranks have reached a value, and ``barrier(check)``
@@ -93,7 +93,7 @@ class Barrier:
 
     Parameters
     ----------
-    signals : Signals
+    sync : RankSync
     timeline : Timeline
         Timeline of this rank.
     check : callable
@@ -107,25 +107,25 @@ class Barrier:
         Report that this rank has arrived, without waiting, and return the step to `wait` for.
     """
 
-    def __init__(self, signals: Signals, timeline: Timeline, check: Callable[[], None]) -> None:
-        self._signals = signals
+    def __init__(self, sync: RankSync, timeline: Timeline, check: Callable[[], None]) -> None:
+        self._sync = sync
         self._timeline = timeline
         self.check = check
-        self.restart = signals.restart
-        self.arrive = signals.arrive
+        self.restart = sync.restart
+        self.arrive = sync.arrive
 
     def wait(self, step: int) -> None:
         """Wait until every rank has arrived at a step."""
-        signals, timeline = self._signals, self._timeline
-        if not timeline.on or min(signals.arrived) >= step:  # nothing to record
-            signals.wait(native.ARRIVED, step, self.check)
+        sync, timeline = self._sync, self._timeline
+        if not timeline.on or min(sync.arrived) >= step:  # nothing to record
+            sync.wait(native.ARRIVED, step, self.check)
             return
         before = timeline.switch(STRAGGLING)
-        signals.wait(native.ARRIVED, step, self.check)
+        sync.wait(native.ARRIVED, step, self.check)
         timeline.switch(before)
 
     def __call__(self) -> None:
         if self._timeline.on:
             self.wait(self.arrive())
         else:
-            self._signals.barrier(self.check)
+            self._sync.barrier(self.check)

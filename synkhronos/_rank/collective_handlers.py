@@ -39,7 +39,7 @@ class CollectiveHandlers:
     workspace : Workspace
     variables : VariableTable
     row_views : RowViews
-    regions : Regions
+    heap : Heap
         The shared heap.
 
     Attributes
@@ -59,7 +59,7 @@ class CollectiveHandlers:
         variables: _graph.VariableTable,
         row_views: RowViews,
         *,
-        regions: native.Heap,
+        heap: native.Heap,
     ) -> None:
         world = group.world
         self.rank = world.first + group.rank
@@ -69,8 +69,8 @@ class CollectiveHandlers:
         self._workspace = workspace
         self.variables = variables
         self._row_views = row_views
-        self._regions = regions
-        self.transport = make_transport(group, workspace, regions)
+        self._heap = heap
+        self.transport = make_transport(group, workspace, heap)
         self._transports: list[Transport] = [self.transport]
         self._timeline = group.timeline
         self._at_work: list[np.ndarray] = []  # arrays that other ranks may read or write during this command
@@ -138,9 +138,9 @@ class CollectiveHandlers:
     def _is_outside(self, var: Any) -> bool:
         """Return whether a value that could be in the shared heap is outside it."""
         value = _graph.get_array(var)
-        if self._regions.base is None or not isinstance(value, np.ndarray) or not _graph.is_tensor_variable(var):
+        if self._heap.base is None or not isinstance(value, np.ndarray) or not _graph.is_tensor_variable(var):
             return False
-        return value.nbytes >= native.SMALLEST_BLOCK and self._regions.offset(value) is None
+        return value.nbytes >= native.SMALLEST_BLOCK and self._heap.offset(value) is None
 
     def _all_reduce(self, command: AllReduce) -> None:
         """All-reduce over NCCL the variables that it supports, and the others over the host transport."""

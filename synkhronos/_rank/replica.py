@@ -45,7 +45,7 @@ class Replica:
         Memory for the collectives of the ranks.
     segments : SegmentTable
     variables : VariableTable
-    regions : Regions
+    heap : Heap
         The shared heap, of which this rank has a part.
 
     Attributes
@@ -60,7 +60,7 @@ class Replica:
         workspace: Workspace,
         segments: SegmentTable,
         variables: _graph.VariableTable,
-        regions: native.Heap,
+        heap: native.Heap,
     ) -> None:
         world = group.world
         self.rank = world.first + group.rank
@@ -69,16 +69,16 @@ class Replica:
         self.completed = 0
         self.segments = segments
         self.variables = variables
-        self.regions = regions
+        self.heap = heap
         self.functions: dict[int, Any] = {}
         self.thread_limits = ThreadLimits(group.n_ranks, quiet=not self.is_master)
         self.context: Any = None  # of the rank's GPU, once it is bound
         self._group = group
         self._timeline = group.timeline
         self._row_views = RowViews(segments)
-        self._exchange = CollectiveHandlers(group, workspace, variables, self._row_views, regions=regions)
+        self._exchange = CollectiveHandlers(group, workspace, variables, self._row_views, heap=heap)
         self._caller = Caller(group, self.functions, segments, self._row_views, exchange=self._exchange)
-        self._publisher = ResultPublisher(workspace, regions, group.rank, by_message=world.node > 0)
+        self._publisher = ResultPublisher(workspace, heap, group.rank, by_message=world.node > 0)
         self.read = self._publisher.read
         self._handlers: dict[type, Callable[[Any], Any]] = {
             Flush: self._flush,
@@ -113,9 +113,9 @@ class Replica:
             the controller only, metadata, or ``None``.
         """
         self.completed = 0
-        if self.regions.short:
-            look_at_free_memory(self.regions, self._group.n_ranks)
-        return self.regions.call(self._execute, command)
+        if self.heap.short:
+            look_at_free_memory(self.heap, self._group.n_ranks)
+        return self.heap.call(self._execute, command)
 
     def _execute(self, command: Command) -> Any:
         """Drop the state of the previous command, and execute this one; runs inside `native.Heap.call`."""
@@ -152,7 +152,7 @@ class Replica:
 
     def _flush(self, command: Flush) -> None:
         if command.trim:
-            self.regions.trim()
+            self.heap.trim()
 
     def _record(self, command: Record) -> Notes | None:
         if not command.on:
@@ -200,7 +200,7 @@ class Replica:
 
     def move_to_heap(self, variables: Sequence[Any]) -> None:
         """Move values of shared variables into this rank's part of the shared heap, where other ranks can read them."""
-        self.regions.call(self._exchange.move_to_heap, variables)
+        self.heap.call(self._exchange.move_to_heap, variables)
 
     def _load(self, command: Load) -> None:
         if not self.is_master and (command.ranks is None or self.rank in command.ranks):

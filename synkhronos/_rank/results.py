@@ -93,7 +93,7 @@ class ResultPublisher:
     Parameters
     ----------
     workspace : Workspace
-    regions : Regions
+    heap : Heap
         The shared heap.
     rank : int
         This rank on its node.
@@ -101,12 +101,12 @@ class ResultPublisher:
         Whether the controller is on another node and maps none of this memory.
     """
 
-    def __init__(self, workspace: Workspace, regions: native.Heap, rank: int, *, by_message: bool) -> None:
+    def __init__(self, workspace: Workspace, heap: native.Heap, rank: int, *, by_message: bool) -> None:
         self._by_message = by_message
-        self._regions = regions
+        self._heap = heap
         self._memory = [workspace.outboxes.reshape(-1)]
-        if regions.base is not None:
-            self._memory.append(np.frombuffer(memoryview(regions), np.uint8))
+        if heap.base is not None:
+            self._memory.append(np.frombuffer(memoryview(heap), np.uint8))
         self._room = workspace.outboxes.shape[1]
         self._first = rank * self._room
         self._used = 0
@@ -136,10 +136,10 @@ class ResultPublisher:
             self._used += aligned(array.nbytes)
             view[...] = array
             return placed
-        offset = self._regions.offset(array)
+        offset = self._heap.offset(array)
         if offset is None:
             array = array.copy()  # in the shared heap, if it has room
-            offset = self._regions.offset(array)
+            offset = self._heap.offset(array)
         if offset is None:
             return Sent(array.tobytes(), array.shape, dtype_spec(array.dtype))
         self._handed_out.append(array)

@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 from synkhronos import _backends, _graph
 from synkhronos._collectives import Workspace
-from synkhronos._memory import SegmentTable, make_regions
+from synkhronos._memory import SegmentTable, make_heap
 from synkhronos._processes import ProcessGroup
 from synkhronos._rank.environment import seed_rank
 from synkhronos._rank.messages import Decoder, Encoder, Envelope, Failure
@@ -39,7 +39,7 @@ def serve(group: ProcessGroup, replica: Replica) -> None:
         try:
             _answer(group, encoder, reply)
         except MemoryError:  # no memory for the reply: free what the heap keeps, then send less
-            replica.regions.trim()
+            replica.heap.trim()
             try:
                 _answer(group, encoder, reply)
             except MemoryError as error:  # all parts of a sequence may be complete: the last one has no result
@@ -49,7 +49,7 @@ def serve(group: ProcessGroup, replica: Replica) -> None:
 def _answer(group: ProcessGroup, encoder: Encoder, reply: Any) -> None:
     """Reply to the controller; after a failure of this rank, abort the other ranks' waits first."""
     if isinstance(reply, Failure) and not reply.aborted:
-        group.signals.abort()
+        group.sync.abort()
     group.answer(encoder.dumps(reply))
 
 
@@ -81,7 +81,7 @@ def start_ranks(
     Replica
     """
     workspace = Workspace(group.n_ranks)
-    regions = make_regions(group.n_ranks, group.master_rank)
+    heap = make_heap(group.n_ranks, group.master_rank)
 
     def work(rank: int) -> None:
         begin()
@@ -89,9 +89,9 @@ def start_ranks(
             seed_rank(seed, group.world.first + rank, group.number)
         gc.freeze()  # inherited objects are never collected here: this is faster, and their pages stay shared
         group.timeline.reset(rank)
-        regions.take(rank)
+        heap.take(rank)
         finish = _graph.start_worker(profile_workers, group.world.first + rank)
-        replica = Replica(group, workspace, segments, _graph.VariableTable(None), regions)
+        replica = Replica(group, workspace, segments, _graph.VariableTable(None), heap)
         replica.thread_limits.apply()
         serve(group, replica)
         finish()
@@ -99,13 +99,13 @@ def start_ranks(
     try:
         _backends.prepare_fork()
         inherited = segments.lent()  # this frame stays alive in the workers, and so do these arrays
-        regions.share(group.start, work)
+        heap.share(group.start, work)
         del inherited
-        replica = Replica(group, workspace, segments, _graph.VariableTable(ended), regions)
+        replica = Replica(group, workspace, segments, _graph.VariableTable(ended), heap)
         replica.thread_limits.apply()
     except BaseException:
         with deferred_interrupts():
             group.stop(grace=0.0)
-            regions.close()
+            heap.close()
         raise
     return replica

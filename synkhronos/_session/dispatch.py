@@ -49,7 +49,7 @@ class State(enum.Enum):
     CLOSED = enum.auto()
 
 
-class RankSignals(Protocol):
+class FailureFlag(Protocol):
     """Flag that is set when a rank has failed in the current command."""
 
     @property
@@ -78,7 +78,7 @@ class RankGroup(Protocol):
     timeline: Timeline
 
     @property
-    def signals(self) -> RankSignals: ...
+    def sync(self) -> FailureFlag: ...
     @property
     def is_lost(self) -> bool: ...
     @property
@@ -144,8 +144,8 @@ class Dispatcher:
             envelope, memory = self._ledger.envelope(command)
             message = self._encoder.dumps(envelope)
             own_error: Exception | None = None
-            if self._group.signals.aborted:  # an earlier command failed, and an interrupt kept it from resetting this
-                self._group.signals.reset()
+            if self._group.sync.aborted:  # an earlier command failed, and an interrupt kept it from resetting this
+                self._group.sync.reset()
             was_waiting, self._is_waiting = self._is_waiting, True
             try:
                 self._group.send(message, memory)
@@ -159,7 +159,7 @@ class Dispatcher:
                     let_interrupts_pass(error)
                     result = Failure.of(error, completed=self._replica.completed)
                     own_error = error
-                    self._group.signals.abort()
+                    self._group.sync.abort()
                 replies = self._group.collect()
             except BaseException as error:
                 self.check_closed(error)
@@ -178,7 +178,7 @@ class Dispatcher:
             results[self._group.master_rank] = result
             failed = first_failure(results, self._group.master_rank, self._ahead)
             if failed is not None:
-                self._group.signals.reset()
+                self._group.sync.reset()
                 cause = own_error if failed == self._group.master_rank else None
                 device = self._group.devices[failed]
                 raise worker_error(command, self._replica.describe, failed, device, results, cause)
@@ -242,7 +242,7 @@ class Dispatcher:
         second: BaseException | None = None
         unreplaced = ""  # why a dead worker could not be replaced
         try:
-            self._group.signals.abort()
+            self._group.sync.abort()
             if isinstance(error, WorkerDied) and self._restore is not None and not isinstance(error, NodeLost):
                 unreplaced = self._restart(error)
             elif not lost and self._settled():
@@ -271,7 +271,7 @@ class Dispatcher:
         with deferred_interrupts():
             if not self._group.settle(_INTERRUPT_SECONDS) or self._group.dead():
                 return False
-            self._group.signals.reset()
+            self._group.sync.reset()
             self._replica.forget(*self._ledger.sent)  # the interrupt may have come before `issue` did this
             self._received(self._group.collect())
             log(logging.WARNING, "interrupted; the session is usable, but replicas may differ now")
@@ -287,7 +287,7 @@ class Dispatcher:
         ranks = tuple(self._group.dead())
         with deferred_interrupts():
             inherited = self._replica.segments.lent()  # the new workers keep this frame, and so these arrays
-            self._replica.regions.share(self._group.replace, ranks)
+            self._replica.heap.share(self._group.replace, ranks)
             del inherited
         assert self._restore is not None
         try:

@@ -100,7 +100,7 @@ class Session:
             with deferred_interrupts():
                 self._group.stop(grace=0.0)
                 if hasattr(self, "replica"):
-                    self.replica.regions.close()
+                    self.replica.heap.close()
             raise
 
     def __repr__(self) -> str:
@@ -140,7 +140,7 @@ class Session:
 
     def private(self, value: Any) -> Any:
         """Return a result of the controller, copied if it lies in the shared heap, so that the program can keep it."""
-        is_in_region = isinstance(value, np.ndarray) and self.replica.regions.offset(value) is not None
+        is_in_region = isinstance(value, np.ndarray) and self.replica.heap.offset(value) is not None
         return value.copy() if is_in_region else value
 
     def stage(self, items: Sequence[Staged]) -> list[ArrayRef]:
@@ -188,7 +188,7 @@ class Session:
         """Return, by rank, how far its clock is ahead of the controller's (ns), and its heap's `native.Heap.counts`."""
         with self.lock:
             self.check_usable()
-            own = self.replica.regions.counts()
+            own = self.replica.heap.counts()
             ahead, counts = self._group.report()
             return ahead, own + counts[len(own) :]
 
@@ -286,9 +286,9 @@ class Session:
         if self._group.is_lost:
             pass  # MPI may still write to the shared heaps
         elif within:
-            weakref.finalize(self, self.replica.regions.close).atexit = False
+            weakref.finalize(self, self.replica.heap.close).atexit = False
         else:
-            self.replica.regions.close()
+            self.replica.heap.close()
         self._ledger.close()
         if self.on_gpu:
             _backends.unbind()

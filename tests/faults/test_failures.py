@@ -276,7 +276,7 @@ def test_data_made_while_another_thread_calls(three):
 def test_a_command_lowers_an_abort_flag_that_an_interrupt_left_up(synchronize):
     synchronize(2)
     *_, big = build()
-    signals = current()._group.signals
-    signals.abort()
+    sync = current()._group.sync
+    sync.abort()
     synk.all_reduce(big)
-    assert not signals.aborted
+    assert not sync.aborted

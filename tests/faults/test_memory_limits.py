@@ -44,8 +44,8 @@ def test_few_addresses(n_ranks, megabytes):
         resource.setrlimit(resource.RLIMIT_AS, (used + {megabytes} * 2**20,) * 2)
         synk.fork({n_ranks})
         print(all(work({n_ranks}).largest.values()))
-        regions = synk._session.current().replica.regions
-        before = [regions.call(np.ones, 2**21) for _ in range(40)]
+        heap = synk._session.current().replica.heap
+        before = [heap.call(np.ones, 2**21) for _ in range(40)]
         print(len(before))
         synk.close()
         """
@@ -92,8 +92,8 @@ def test_memory_that_is_not_free_is_not_taken():
     """More than that is malloc's, which may give it in the hope that it is never touched."""
     run(
         """
-        import synkhronos._memory.heap as regions
-        regions.free_memory = lambda: iter([(64 * 2**20, "by this test")])
+        import synkhronos._memory.heap as heap
+        heap.free_memory = lambda: iter([(64 * 2**20, "by this test")])
         synk.fork(2)
         memory = work(2)
         assert all(0 < largest <= 32 * 2**20 for largest in memory.largest.values()), memory

@@ -432,9 +432,9 @@ def test_a_rank_that_still_writes_when_another_has_given_up_harms_nobody():
     out, _ = run_script(
         """
         import random
-        from synkhronos._memory import heap as regions
-        map_regions = regions._map
-        regions._map = lambda shared, n_ranks, rank, size, keep: map_regions(shared, n_ranks, rank, size, keep=0)
+        from synkhronos._memory import heap
+        map_heap = heap._map
+        heap._map = lambda shared, n_ranks, rank, size, keep: map_heap(shared, n_ranks, rank, size, keep=0)
         class Raised(Exception): pass
         class Zeros(theano.Op):
             __props__ = ()

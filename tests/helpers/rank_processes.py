@@ -8,10 +8,10 @@ import numpy as np
 from deadline import wait_for
 
 from synkhronos._collectives import SharedMemoryTransport, Workspace
-from synkhronos._memory.heap import make_regions
+from synkhronos._memory.heap import make_heap
 from synkhronos._memory.segments import Segment
 from synkhronos._native import native
-from synkhronos._processes.sync import Barrier, Signals
+from synkhronos._processes.sync import Barrier, RankSync
 from synkhronos._processes.timeline import Timeline
 from synkhronos.errors import CollectiveAborted
 
@@ -19,12 +19,12 @@ from synkhronos.errors import CollectiveAborted
 class Ranks:
     """Processes that each run the same function of their `Rank`; `board` is an int64 array that all of them share."""
 
-    def __init__(self, n_ranks, spin=0.0, regions=True):
+    def __init__(self, n_ranks, spin=0.0, shared_heap=True):
         self.n_ranks = n_ranks
-        self.signals = Signals(_shared((native.Sync.bytes_for(n_ranks),), np.uint8), n_ranks, 0, spin)
+        self.sync = RankSync(_shared((native.Sync.bytes_for(n_ranks),), np.uint8), n_ranks, 0, spin)
         self.board = _shared((64,), np.int64)
         self.workspace = Workspace(n_ranks)
-        self.regions = make_regions(n_ranks, 0) if regions else native.Heap(-1, n_ranks, 0, 0, 0)
+        self.heap = make_heap(n_ranks, 0) if shared_heap else native.Heap(-1, n_ranks, 0, 0, 0)
 
     def run(self, work, seconds=60.0):
         """Run ``work(rank)`` in a process for each rank; fails if one of them raises, or if they take too long."""
@@ -48,18 +48,18 @@ class Ranks:
         assert not failed, f"ranks {failed} raised; their tracebacks are above"
 
     def _fork(self, rank, work):
-        pid = self.regions.share(lambda nothing: os.fork(), None)
+        pid = self.heap.share(lambda nothing: os.fork(), None)
         if pid:
             return pid
-        self.regions.take(rank)
-        self.regions.allow(1 << 30)
+        self.heap.take(rank)
+        self.heap.allow(1 << 30)
         status = 1
         try:
-            self.regions.call(work, Rank(self, rank))
+            self.heap.call(work, Rank(self, rank))
             status = 0
         except BaseException:
             traceback.print_exc()
-            self.signals.abort()
+            self.sync.abort()
         finally:
             os._exit(status)
 
@@ -77,16 +77,16 @@ class Rank:
         self.rank = rank
         self.n_ranks = ranks.n_ranks
         self.board = ranks.board
-        self.signals = ranks.signals
-        self.signals.rank = rank
+        self.sync = ranks.sync
+        self.sync.rank = rank
         self.timeline = Timeline(np.zeros((2, self.n_ranks), np.int64), rank)
-        self.barrier = Barrier(self.signals, self.timeline, self.check)
-        shared = ranks.workspace, self.signals, ranks.regions
+        self.barrier = Barrier(self.sync, self.timeline, self.check)
+        shared = ranks.workspace, self.sync, ranks.heap
         self.transport = SharedMemoryTransport(*shared, self.barrier, self.timeline)
         self.begin(1)
 
     def check(self):
-        if self.signals.aborted:
+        if self.sync.aborted:
             raise CollectiveAborted("another rank failed")
 
     def begin(self, number):

@@ -41,7 +41,7 @@ def build():
 def offset(value):
     """Where an array, or the master's value of a variable, lies in the regions."""
     value = getattr(value, "get_value", lambda **keywords: value)(borrow=True)
-    return current().replica.regions.offset(value)
+    return current().replica.heap.offset(value)
 
 
 def assert_inside(*variables):
@@ -52,7 +52,7 @@ def assert_inside(*variables):
 
 
 def region():
-    base = current().replica.regions.base
+    base = current().replica.heap.base
     with open("/proc/self/maps") as maps:
         bounds = [[int(bound, 16) for bound in line.split()[0].split("-")] for line in maps if "/memfd:synk" in line]
     (stop,) = [stop for start, stop in bounds if start <= base < stop]

@@ -46,7 +46,7 @@ def parts(session):
 
 def n_sent():
     """How many messages have gone to the ranks."""
-    return current().replica._group.signals.sent
+    return current().replica._group.sync.sent
 
 
 def step(gradient, update, g, data, **options):

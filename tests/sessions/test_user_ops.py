@@ -296,7 +296,7 @@ def test_a_worker_that_starts_late_draws_the_same_numbers(no_session, monkeypatc
     run = ProcessGroup._run
 
     def run_late(group, rank, channel):
-        wait_for(lambda: group.signals.sent > 0, "the first command")
+        wait_for(lambda: group.sync.sent > 0, "the first command")
         run(group, rank, channel)
 
     runs = []

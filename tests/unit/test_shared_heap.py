@@ -26,28 +26,28 @@ class Made:
 
     def __init__(self, n_ranks=2, rank=0, size=SIZE, keep=SIZE, shared=True):
         fd = new_descriptor() if shared else -1
-        self.regions = native.Heap(fd, n_ranks, rank, size, keep)
-        self.regions.allow(size)
+        self.heap = native.Heap(fd, n_ranks, rank, size, keep)
+        self.heap.allow(size)
         self.rank = rank
         self._file = os.dup(fd) if shared else None
 
     def make(self, function, *arguments, **keywords):
         """What a function gives that allocates in the region."""
-        return self.regions.call(lambda _: function(*arguments, **keywords), None)
+        return self.heap.call(lambda _: function(*arguments, **keywords), None)
 
     def run(self, n_commands):
         for _ in range(n_commands):
-            self.regions.call(lambda _: None, None)
+            self.heap.call(lambda _: None, None)
 
     def counts(self):
-        return self.regions.counts()[self.rank]
+        return self.heap.counts()[self.rank]
 
     def pages(self):
         """Bytes that the file has, but for the page of counts."""
         return os.fstat(self._file).st_blocks * 512 - PAGE
 
     def close(self):
-        self.regions.close()
+        self.heap.close()
         if self._file is not None:
             os.close(self._file)
 
@@ -98,7 +98,7 @@ def act(one, arrays, marks, what, how):
     elif what == "run":
         one.run(how)
     elif what == "trim":
-        one.regions.trim()
+        one.heap.trim()
         assert one.counts()[1] == 0
     for array, mark in zip(arrays[-1:], marks[-1:]):
         array[:] = mark
@@ -109,10 +109,10 @@ def act(one, arrays, marks, what, how):
 def check(one, arrays, marks):
     for array, mark in zip(arrays, marks):
         assert (array == mark).all()
-        inside = one.regions.offset(array)
+        inside = one.heap.offset(array)
         if inside is not None:
             assert inside % 4096 == 0
-            assert one.regions.base + inside == array.ctypes.data
+            assert one.heap.base + inside == array.ctypes.data
             assert SIZE <= inside < 2 * SIZE
 
 
@@ -129,7 +129,7 @@ def test_blocks_against_a_model(actions, keep, shared):
         assert in_use <= largest
         assert kept <= keep
         if shared:
-            assert in_use == sum(block(each.nbytes) for each in arrays if one.regions.offset(each) is not None)
+            assert in_use == sum(block(each.nbytes) for each in arrays if one.heap.offset(each) is not None)
             assert one.pages() == in_use + kept
     one.close()
 
@@ -140,7 +140,7 @@ def test_blocks_are_a_quarter_too_large_at_most(made):
         assert made.counts()[0] == block(size) <= max(1.25 * size + PAGE, native.SMALLEST_BLOCK)
         del array
     small = made.make(np.empty, native.SMALLEST_BLOCK - 1, np.uint8)
-    assert made.regions.offset(small) is None
+    assert made.heap.offset(small) is None
 
 
 def test_freed_blocks_are_used_again_and_zeroed_where_zeros_are_wanted(made):
@@ -177,25 +177,25 @@ def test_addresses_of_what_was_given_back_join_again():
     one = Made(size=8 * MEGABYTE)
     for n in (20_000, 70_000, 300_000, 3_000_000, 8 * MEGABYTE):
         arrays = one.make(lambda n=n: [np.ones(n, np.uint8) for _ in range(8 * MEGABYTE // block(n))])
-        assert all(one.regions.offset(array) is not None for array in arrays)
+        assert all(one.heap.offset(array) is not None for array in arrays)
         arrays.clear()
-        one.regions.trim()
+        one.heap.trim()
     one.close()
 
 
 def test_where_arrays_lie(made):
     array = made.make(np.zeros, (100, 300))
-    start = made.regions.offset(array)
-    assert made.regions.offset(array[3:, 7:]) == start + 8 * (3 * 300 + 7)
-    assert made.regions.offset(array.T[::-1]) == start + 8 * 299
-    assert made.regions.offset(array[::-2, ::-1]) == start + 8 * (99 * 300 + 299)
-    assert made.regions.offset(array[:0]) == start
-    assert made.regions.offset(np.zeros(10_000)) is None
-    assert made.regions.offset(np.zeros(())) is None
+    start = made.heap.offset(array)
+    assert made.heap.offset(array[3:, 7:]) == start + 8 * (3 * 300 + 7)
+    assert made.heap.offset(array.T[::-1]) == start + 8 * 299
+    assert made.heap.offset(array[::-2, ::-1]) == start + 8 * (99 * 300 + 299)
+    assert made.heap.offset(array[:0]) == start
+    assert made.heap.offset(np.zeros(10_000)) is None
+    assert made.heap.offset(np.zeros(())) is None
     with pytest.raises(TypeError, match="expected an array"):
-        made.regions.offset([1])
+        made.heap.offset([1])
     beyond = np.lib.stride_tricks.as_strided(array, (2**40,), (8,))
-    assert made.regions.offset(beyond) is None
+    assert made.heap.offset(beyond) is None
 
 
 # ---------------------------------------------------------------- who allocates there
@@ -203,31 +203,31 @@ def test_where_arrays_lie(made):
 
 def test_the_handler_is_set_within_a_call_alone(made):
     def fails():
-        assert made.regions.offset(np.ones(10_000)) is not None
+        assert made.heap.offset(np.ones(10_000)) is not None
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         made.make(fails)
-    assert made.regions.offset(np.ones(10_000)) is None
+    assert made.heap.offset(np.ones(10_000)) is None
     inner = made.make(lambda: made.make(np.ones, 10_000))
-    assert made.regions.offset(inner) is not None
+    assert made.heap.offset(inner) is not None
     context = contextvars.copy_context()
-    assert made.regions.offset(context.run(made.make, np.ones, 10_000)) is not None
-    assert made.regions.offset(context.run(np.ones, 10_000)) is None
-    assert made.make(lambda: made.regions.offset(contextvars.Context().run(np.ones, 10_000))) is None
+    assert made.heap.offset(context.run(made.make, np.ones, 10_000)) is not None
+    assert made.heap.offset(context.run(np.ones, 10_000)) is None
+    assert made.make(lambda: made.heap.offset(contextvars.Context().run(np.ones, 10_000))) is None
 
 
 def test_another_handler_comes_back():
     other, one = Made(), Made()
     array = other.make(lambda: (one.make(np.ones, 10_000), np.ones(10_000)))
-    assert one.regions.offset(array[0]) is not None
-    assert other.regions.offset(array[1]) is not None
+    assert one.heap.offset(array[0]) is not None
+    assert other.heap.offset(array[1]) is not None
     one.close(), other.close()
 
 
 def test_threads_do_not_allocate_there_and_may_free(made):
     with ThreadPoolExecutor(4) as pool:
-        offset = made.make(lambda: pool.submit(lambda: made.regions.offset(np.ones(10_000))).result())
+        offset = made.make(lambda: pool.submit(lambda: made.heap.offset(np.ones(10_000))).result())
         assert offset is None
         arrays = made.make(lambda: [np.ones(10_000) for _ in range(100)])
         assert len(list(pool.map(lambda _: [arrays.pop() for _ in range(25)], range(4)))) == 4
@@ -246,7 +246,7 @@ def test_a_mapping_lives_as_long_as_its_last_block():
     one.close()
     assert len(mapped()) > before
     late = one.make(np.ones, 100_000)
-    assert one.regions.offset(late) is None
+    assert one.heap.offset(late) is None
     del one
     large += 1
     assert (large == 2).all()
@@ -260,13 +260,13 @@ def test_a_mapping_lives_as_long_as_its_last_block():
 def test_closing_twice_and_within_a_command():
     one = Made()
     one.close()
-    one.regions.close()
-    one.regions.trim()
+    one.heap.close()
+    one.heap.trim()
     assert one.make(np.ones, 100_000).all()
     other = Made()
     array = other.make(np.ones, 100_000)
     other.make(lambda: (other.close(), array.resize(0, refcheck=False)))
-    other.regions.close()
+    other.heap.close()
 
 
 def test_freeing_at_exit_and_at_any_time_after_closing():
@@ -276,11 +276,11 @@ def test_freeing_at_exit_and_at_any_time_after_closing():
         from synkhronos._memory.memfd import new_descriptor
         kept = []
         for _ in range(3):
-            regions = native.Heap(new_descriptor(), 2, 0, 1 << 28, 1 << 28)
-            regions.allow(1 << 28)
-            kept.append(regions.call(np.ones, 100_000))
-            kept.append(regions.call(np.ones, 3))
-            regions.close()
+            heap = native.Heap(new_descriptor(), 2, 0, 1 << 28, 1 << 28)
+            heap.allow(1 << 28)
+            kept.append(heap.call(np.ones, 100_000))
+            kept.append(heap.call(np.ones, 3))
+            heap.close()
         class Late:
             def __del__(self):
                 assert (self.array == 1).all()
@@ -296,22 +296,22 @@ def test_freeing_at_exit_and_at_any_time_after_closing():
 
 
 def test_what_may_not_be_taken_is_mallocs(made):
-    made.regions.allow(10 * MEGABYTE)
+    made.heap.allow(10 * MEGABYTE)
     arrays = made.make(lambda: [np.ones(3 * MEGABYTE, np.uint8) for _ in range(5)])
-    assert sum(made.regions.offset(array) is not None for array in arrays) == 3
-    assert made.regions.short
+    assert sum(made.heap.offset(array) is not None for array in arrays) == 3
+    assert made.heap.short
     assert all((array == 1).all() for array in arrays)
     arrays.clear()
     array = made.make(np.ones, 8 * MEGABYTE, np.uint8)  # in the place of what was kept
-    assert made.regions.offset(array) is not None
+    assert made.heap.offset(array) is not None
     assert made.pages() == 8 * MEGABYTE
 
 
 def test_more_than_a_region():
     one = Made(size=4 * MEGABYTE)
-    one.regions.allow(SIZE)
+    one.heap.allow(SIZE)
     arrays = one.make(lambda: [np.ones(n * MEGABYTE, np.uint8) for n in (3, 1, 1, 9)])
-    assert [one.regions.offset(array) is not None for array in arrays] == [True, True, False, False]
+    assert [one.heap.offset(array) is not None for array in arrays] == [True, True, False, False]
     arrays[0].resize(9 * MEGABYTE, refcheck=False)
     assert arrays[0].sum() == 3 * MEGABYTE
     one.close()
@@ -325,17 +325,17 @@ def test_a_descriptor_that_the_program_has_closed_is_not_touched():
         from synkhronos._native import native
         from synkhronos._memory.memfd import new_descriptor
         fd = new_descriptor()
-        regions = native.Heap(fd, 2, 0, 1 << 28, 1 << 28)
-        regions.allow(1 << 28)
-        first = regions.call(np.ones, 100_000)
+        heap = native.Heap(fd, 2, 0, 1 << 28, 1 << 28)
+        heap.allow(1 << 28)
+        first = heap.call(np.ones, 100_000)
         os.close(fd)
         with open("theirs", "w+b") as theirs:
             assert theirs.fileno() == fd
-            second = regions.call(np.ones, 100_000)
+            second = heap.call(np.ones, 100_000)
             assert os.fstat(fd).st_size == 0 == os.fstat(fd).st_blocks
             del first
-            regions.trim()
-            regions.close()
+            heap.trim()
+            heap.close()
             assert os.fstat(fd).st_size == 0
             assert (second == 1).all()
         os.unlink("theirs")
@@ -369,7 +369,7 @@ def test_a_child_has_the_values_of_its_birth_for_itself(made):
         for array in arrays:
             array[:] = 7
         other = made.make(np.ones, 100_000)
-        right &= made.regions.offset(other) is None and made.regions.offset(arrays[0]) is None
+        right &= made.heap.offset(other) is None and made.heap.offset(arrays[0]) is None
         arrays.pop()
         right &= (arrays[0] == 7).all() and bool((other == 1).all())
         grandchild = in_child(lambda: (arrays[0] == 7).all() and arrays.clear() is None)
@@ -419,13 +419,13 @@ def test_forks_while_threads_allocate(made):
 
 def test_a_child_without_room_for_copies_is_reported(made):
     array = made.make(np.ones, MEGABYTE)
-    made.regions.allow(MEGABYTE)
+    made.heap.allow(MEGABYTE)
     with pytest.warns(RuntimeWarning, match=r"no copy of the 8,?388,?608 bytes"):
         pid = os.fork()
         if pid == 0:
             os._exit(int(array[0]))
     assert os.waitpid(pid, 0)[1] == 11  # SIGSEGV, and not somebody else's values
-    made.regions.allow(9 * MEGABYTE)
+    made.heap.allow(9 * MEGABYTE)
     assert in_child(lambda: array[0] == 1)
 
 
@@ -433,17 +433,17 @@ def test_ranks_share_and_take_regions_over():
     """One that is forked in the place of another finds its own region empty, and those of others as they are."""
     one = Made(n_ranks=3, rank=0)
     array = one.make(np.full, 100_000, 2.0)
-    start = one.regions.offset(array)
+    start = one.heap.offset(array)
 
     def live(rank):
         def work(_):
             pid = os.fork()
             if pid == 0:
-                one.regions.take(rank)
-                one.regions.allow(SIZE)
-                right = one.regions.counts()[rank] == (0, 0, 0)
+                one.heap.take(rank)
+                one.heap.allow(SIZE)
+                right = one.heap.counts()[rank] == (0, 0, 0)
                 own = one.make(np.zeros, 100_000)  # of pages that had something else before
-                right &= not own.any() and one.regions.offset(own) == rank * SIZE
+                right &= not own.any() and one.heap.offset(own) == rank * SIZE
                 own[:] = rank
                 array[rank] = 10 + rank
                 os._exit(0 if right and not in_child(lambda: own[0] != rank) else 1)
@@ -452,11 +452,11 @@ def test_ranks_share_and_take_regions_over():
         return work
 
     for rank in (1, 2, 2):
-        assert os.waitpid(one.regions.share(live(rank), None), 0)[1] == 0
+        assert os.waitpid(one.heap.share(live(rank), None), 0)[1] == 0
     assert (array[:4] == [2, 11, 12, 2]).all()
-    assert one.regions.offset(array) == start
-    assert [count[0] for count in one.regions.counts()] == [block(array.nbytes)] * 3
-    memory = (ctypes.c_char * (3 * SIZE - start)).from_address(array.ctypes.data)  # all regions from the array on
+    assert one.heap.offset(array) == start
+    assert [count[0] for count in one.heap.counts()] == [block(array.nbytes)] * 3
+    memory = (ctypes.c_char * (3 * SIZE - start)).from_address(array.ctypes.data)  # all heap from the array on
     neighbor = np.ndarray(100_000, np.float64, memory, 2 * SIZE - start)
     assert (neighbor == 2).all()
     assert in_child(lambda: array[1] == 11)  # no rank any more
@@ -474,8 +474,8 @@ def test_a_rank_resizes_an_array_of_the_process_that_forked_it(shared, length):
     def work(_):
         pid = os.fork()
         if pid == 0:
-            one.regions.take(1)
-            one.regions.allow(SIZE)
+            one.heap.take(1)
+            one.heap.allow(SIZE)
             before = one.pages() if shared else 0
             one.make(array.resize, length, refcheck=False)
             right = array.ctypes.data != original and array.shape == (length,)
@@ -484,6 +484,6 @@ def test_a_rank_resizes_an_array_of_the_process_that_forked_it(shared, length):
             os._exit(0 if right else 1)
         return pid
 
-    assert os.waitpid(one.regions.share(work, None), 0)[1] == 0
+    assert os.waitpid(one.heap.share(work, None), 0)[1] == 0
     assert np.array_equal(array, np.arange(100_000.0))
     one.close()

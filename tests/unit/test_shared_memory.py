@@ -21,7 +21,7 @@ def way(request):
 
 
 def run(way, n_ranks, work):
-    Ranks(n_ranks, regions=way != "lanes").run(work)
+    Ranks(n_ranks, shared_heap=way != "lanes").run(work)
 
 
 def placed(way, me, array):

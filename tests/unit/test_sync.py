@@ -46,18 +46,18 @@ def test_messages_and_answers(ranks, spin):
     """As between a master and its workers."""
 
     def work(me):
-        signals = me.signals
+        sync = me.sync
         workers = range(1, me.n_ranks)
         for number in range(1, 300):
             if me.rank == 0:
                 me.board[0] = 3 * number
-                signals.post(SENT, number)
-                signals.wait(ANSWERED, number, me.check)
+                sync.post(SENT, number)
+                sync.wait(ANSWERED, number, me.check)
                 assert [me.board[worker] for worker in workers] == [3 * number + worker for worker in workers]
             else:
-                signals.wait(SENT, number, me.check)
+                sync.wait(SENT, number, me.check)
                 me.board[me.rank] = me.board[0] + me.rank
-                signals.post(ANSWERED, number)
+                sync.post(ANSWERED, number)
 
     Ranks(ranks, spin).run(work)
 
@@ -95,7 +95,7 @@ def test_an_abort_releases_those_that_wait(spin):
         if me.rank == 0:
             wait_for(lambda: all(map(parked, me.board[2:4])), "the other ranks, which sleep at the barrier")
             me.board[0] = time.monotonic_ns()
-            me.signals.abort()
+            me.sync.abort()
             return
         with pytest.raises(CollectiveAborted):
             me.barrier()
@@ -133,7 +133,7 @@ def test_a_wait_asks_again_and_again_whether_it_makes_sense(spin):
                 raise PeerIsDead
 
         with pytest.raises(PeerIsDead):
-            me.signals.wait(SENT, 1, check)
+            me.sync.wait(SENT, 1, check)
         assert calls[-1] - calls[0] < 1.0
 
     Ranks(1, spin).run(work)
@@ -145,7 +145,7 @@ def test_to_be_woken_in_vain_does_no_harm():
             me.board[me.rank] = step
             for _ in range(10 * (me.rank == 2)):
                 time.sleep(0.0005)
-                me.signals.post(SENT, 0)  # which wakes all that are parked
+                me.sync.post(SENT, 0)  # which wakes all that are parked
             me.barrier()
             assert (me.board[:3] >= step).all()
 
