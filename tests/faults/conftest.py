@@ -1,4 +1,4 @@
-"""Fixtures of tests of faults: sessions with a function that can fail."""
+"""Fixtures for tests of faults: signal handlers, and sessions with a function that can fail."""
 
 import signal
 
@@ -11,7 +11,7 @@ import synkhronos as synk
 
 @pytest.fixture
 def handled():
-    """Sets handlers of signals for one test."""
+    """Yield a function that sets a signal handler for the duration of one test."""
     before = {}
 
     def handle(number, handler):
@@ -25,20 +25,20 @@ def handled():
 
 @pytest.fixture
 def three(synchronize):
-    """A session of three ranks, the function, and its variables."""
+    """Start a session of three ranks; return the function that can fail, and its variables."""
     synchronize(3)
     return faulty_function.build()
 
 
 @pytest.fixture
 def fresh(no_session):
-    """The same, in a session that the test may break."""
+    """Do the same as `three`, in a session that the test may break."""
     synk.fork(3)
     return faulty_function.build()
 
 
 @pytest.fixture
 def restarting(synchronize):
-    """A session of three ranks that replaces its workers."""
+    """Start a session of three ranks that replaces dead workers; return a function that can fail, and its fault."""
     synchronize(3, restart_workers=True)
     return every_function.build()

@@ -1,8 +1,8 @@
-"""Long runs hold what short runs hold: memory, descriptors, threads, mappings, in the master and in every worker.
+"""Leaks: memory, descriptors, threads and mappings of long runs, in the controller and in every worker.
 
-Memory is measured as USS (what a process alone holds), after a warm-up of the same kind. What may come on top is
-bounded far below what one small leaked object for each call would be: an empty Python object with its reference is
-about 60 bytes, so 20,000 calls that leak one each are 1.2 MB.
+Memory is measured as USS, the unique set size of a process, after a warm-up with the same calls. The allowed growth is
+below one small object for each call: an empty Python object with its reference takes about 60 bytes, so 20,000 calls
+that leak one each add 1.2 MB.
 """
 
 import gc
@@ -34,13 +34,13 @@ def session(synchronize):
 
 
 def _n_threads(pid):
-    """Threads of a process, but for the one that comes and goes with the memory that a rank keeps for results."""
+    """Return the number of threads of a process, without the one that exists only while a rank keeps freed blocks."""
     names = [task.joinpath("comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir()]
     return len(names) - names.count("synk-idle")
 
 
 class Held:
-    """What the processes of a session hold now."""
+    """Resources that the processes of the session hold now."""
 
     def __init__(self):
         gc.collect()
@@ -51,19 +51,19 @@ class Held:
         self.shared = [shared_sizes(pid) for pid in self.processes]
 
     def check(self, before, allowance):
-        """No more than `before`, but for `allowance` bytes of memory in each process."""
+        """Assert that each process holds at most `allowance` bytes more than `before`, and no other resources."""
         assert self.processes == before.processes
         assert self.descriptors == before.descriptors
         assert self.threads == before.threads
         for now, then in zip(self.shared, before.shared):
-            assert len(now) <= len(then)  # what is kept for results is given back while a rank has nothing to do
-            assert sum(now) <= sum(then) + 65536  # scratch memory fits the longest message so far
+            assert len(now) <= len(then)  # idle ranks free the memory that they kept for results
+            assert sum(now) <= sum(then) + 65536  # scratch memory has the size of the longest message so far
         grown = self.memory - before.memory
         assert (grown < allowance).all(), grown
 
 
 def check_growth(work, rounds, warm_up, allowance):
-    """Do ``work(i)`` so many times; after the warm-up nothing may grow."""
+    """Call ``work(i)`` `warm_up` times, then `rounds` times, and assert that the latter calls leak nothing."""
     for i in range(warm_up):
         work(i)
     before = Held()
@@ -75,7 +75,6 @@ def check_growth(work, rounds, warm_up, allowance):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_twenty_thousand_calls_with_changing_batches(session):
-    """`make soak` makes a hundred thousand."""
     data = synk.data(np.arange(200.0))
     rng = np.random.RandomState(0)
     values = np.arange(300.0)
@@ -147,7 +146,7 @@ def test_data_that_grow_and_shrink(session):
 
 @pytest.mark.slow
 def test_functions_distributed_in_many_rounds(session):
-    """Each with a variable and a constant of its own, and all but the last few dropped."""
+    """Functions that are dropped free their variables and constants on all ranks."""
     mode = theano.Mode(linker="py", optimizer=None)
     x = T.dvector("x")
 
@@ -167,11 +166,11 @@ def test_functions_distributed_in_many_rounds(session):
             kept = [*kept[-2:], build(i)]
         del kept
         gc.collect()
-        synk.distribute()  # what was dropped before is distributed, and forgotten after
+        synk.distribute()  # distributes and then removes functions that were dropped before
         gc.collect()
-        session(np.ones(3))  # so that the workers forget too
+        session(np.ones(3))  # the workers remove them, too
 
-    rounds(60)  # the heaps of PyTensor and of Theano take 8 and 5 MB until they are settled
+    rounds(60)  # until then, the malloc heaps of PyTensor and Theano grow by 8 and 5 MB
     before, objects = Held(), len(gc.get_objects())
     rounds(30)
     after = Held()
@@ -180,7 +179,7 @@ def test_functions_distributed_in_many_rounds(session):
 
 
 def test_failing_calls(session):
-    """Errors hold tracebacks, which hold frames, which hold arrays; they must go when the user lets go of them."""
+    """Arrays in the tracebacks of errors are freed when the user drops the errors."""
     x = T.dvector("x")
     fail = synk.function([x], (T.dot(x, T.ones((7,))), "sum"), mode="FAST_COMPILE")
 
@@ -198,7 +197,7 @@ def test_failing_calls(session):
 
 @pytest.mark.slow
 def test_sessions_one_after_the_other(no_session):
-    """The master holds after many sessions what it held after a few."""
+    """The controller holds the same resources after many sessions as after a few."""
     x, w = T.dvector("x"), theano.shared(np.zeros(1000), "w")
 
     def live(i):
