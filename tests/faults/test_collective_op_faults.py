@@ -1,4 +1,4 @@
-"""Failures in collectives inside a function: an error on all ranks, and no rank keeps waiting."""
+"""Faults in collectives inside a function: all ranks fail with an error, and no rank waits forever."""
 
 import functools
 import os
@@ -19,7 +19,7 @@ KILLS = int(os.environ.get("SYNKHRONOS_KILLS", "25"))
 
 @functools.cache
 def where_flags_decide():
-    """Functions in which a rank's own number decides: the way of an IfElse, a loop's steps, shapes."""
+    """Build functions whose branches, loop steps or shapes depend on each rank's own value of `flag`."""
     x, flag = T.dvector("x"), theano.shared(np.int64(0), "flag")
     total = x.sum()
     steps, _ = theano.scan(lambda one: synk.averaged(one * 2), outputs_info=total, n_steps=flag + 2)
@@ -46,7 +46,7 @@ def where_flags_decide():
         ("columns", r"gathered: got the shapes \[\(2, \d\), \(2, \d\)"),
     ],
 )
-def test_ranks_that_do_not_meet_in_the_same(synchronize, n, rank, name, message):
+def test_ranks_that_reach_different_collectives(synchronize, n, rank, name, message):
     synchronize(n)
     flag, functions = where_flags_decide()
     synk.distribute()
@@ -58,10 +58,10 @@ def test_ranks_that_do_not_meet_in_the_same(synchronize, n, rank, name, message)
         functions[name](np.ones(6))
     assert time.monotonic() - start < scaled(5)
     synk.broadcast(flag, 0)
-    assert np.array_equal(functions[name](np.ones(6)), expected)  # the session goes on
+    assert np.array_equal(functions[name](np.ones(6)), expected)  # the session still works
 
 
-def test_what_may_differ(synchronize):
+def test_differences_between_ranks_that_are_allowed(synchronize):
     synchronize(3)
     flag, functions = where_flags_decide()
     synk.distribute()
@@ -94,7 +94,7 @@ def test_a_rank_that_raises_releases_the_others(synchronize, rank):
     assert function(np.ones(6)) == 4
 
 
-def test_a_worker_that_dies_before_the_others_meet_it(no_session):
+def test_a_worker_that_dies_before_a_collective(no_session):
     synk.fork(3)
     fault, function = faulty()
     synk.distribute()

@@ -1,4 +1,4 @@
-"""Several controllers on one node, several threads in one controller, and other processes next to a session."""
+"""Concurrency: several controllers on one node, threads of one controller, and other processes next to a session."""
 
 import concurrent.futures
 import functools
@@ -23,14 +23,14 @@ import synkhronos as synk
 
 @functools.cache
 def built():
-    """A function, and two variables."""
+    """Build a function and its two variables."""
     x, w, v = T.dvector("x"), theano.shared(np.zeros(100), "w"), theano.shared(0.0, "v")
     g = synk.function([x], [(x * 2 + 0 * w.sum() + 0 * v, "gather"), (x.max(), "max")])
     return g, w, v
 
 
 def in_threads(*works):
-    """Run each in a thread of its own; whatever one raises is raised here."""
+    """Run each function in its own thread, and raise the first exception that one of them raises."""
     with concurrent.futures.ThreadPoolExecutor(len(works)) as pool:
         return [future.result(60) for future in [pool.submit(work) for work in works]]
 
@@ -78,7 +78,7 @@ def test_calls_of_all_kinds_from_many_threads(three):
 
 
 def test_functions_built_from_several_threads_under_a_lock(three):
-    """Theano itself compiles in one thread at a time; Synkhronos's part may happen in any."""
+    """Several threads build and call functions. The lock is needed because Theano compiles in one thread at a time."""
     compiling = threading.Lock()
 
     def work(factor):
@@ -169,9 +169,9 @@ def test_an_error_in_one_thread_is_not_reported_in_another(three):
     in_threads(failing, working, failing)
 
 
-# ---------------------------------------------------------------- several masters
+# ---------------------------------------------------------------- several controllers
 
-MASTER = """
+CONTROLLER = """
 n_ranks, seed = int(sys.argv[1]), int(sys.argv[2])
 rng = np.random.RandomState(seed)
 x, w = T.dvector("x"), theano.shared(np.zeros(5), "w")
@@ -194,16 +194,16 @@ print(checked, len(worker_pids()), len(shared_memory_names()))
 """
 
 
-def test_masters_at_the_same_time_do_not_meet():
-    """As pytest-xdist would run them."""
-    masters = [start_script(MASTER, n_ranks, seed) for seed, n_ranks in enumerate((2, 3, 2, 5), start=1)]
-    for master in masters:
-        out, err = master.communicate(timeout=90)
+def test_controllers_at_the_same_time_do_not_interfere():
+    """Sessions of several processes do not interfere, for example those of pytest-xdist."""
+    controllers = [start_script(CONTROLLER, n_ranks, seed) for seed, n_ranks in enumerate((2, 3, 2, 5), start=1)]
+    for controller in controllers:
+        out, err = controller.communicate(timeout=90)
         assert out == "120 0 0\n", err
-        assert master.returncode == 0
+        assert controller.returncode == 0
 
 
-def test_the_end_of_one_master_does_not_touch_another(three):
+def test_the_end_of_one_controller_does_not_affect_another(three):
     f, *_ = three
     other = start_script("synk.fork(3); print(*worker_pids(), flush=True); time.sleep(60)")
     pids = read_pids(other)
@@ -215,8 +215,8 @@ def test_the_end_of_one_master_does_not_touch_another(three):
     assert len(worker_pids()) == 2
 
 
-def test_a_session_inside_a_worker_process_of_the_user_is_its_own(three):
-    """A process of multiprocessing makes a session while its parent computes in one."""
+def test_a_process_of_the_user_starts_its_own_session(three):
+    """A process of multiprocessing starts a session while its parent computes in another."""
     f, *_ = three
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
@@ -269,7 +269,7 @@ def _square(value):
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_pool_next_to_a_session(method):
-    """In a script, as users have it: the pool's processes and the session's workers leave each other alone."""
+    """A script can use a pool of multiprocessing and a session at the same time."""
     out, err = run_script(
         f"""
         import multiprocessing
@@ -293,7 +293,7 @@ def test_a_pool_next_to_a_session(method):
 
 
 def test_children_that_the_user_forks_during_a_call(three):
-    """A fork while another thread is in a call: the child can leave, and may not command."""
+    """A child that is forked while another thread is in a call can exit without affecting the session."""
     f, fault, _ = three
     with slow_call():
         pid = os.fork()
@@ -321,7 +321,7 @@ def test_a_session_of_a_thread_ends_with_the_process():
     assert not any(map(is_running, pids))
 
 
-def test_a_daemon_thread_in_a_call_does_not_keep_the_process(no_session):
+def test_a_daemon_thread_in_a_call_does_not_keep_the_process_alive(no_session):
     process = start_script(
         f"""
         synk.fork(2)

@@ -1,4 +1,4 @@
-"""Containers and their limits: refused system calls, namespaces, memory of control groups."""
+"""Containers: refused system calls, namespaces, and memory limits of control groups."""
 
 import os
 import tempfile
@@ -16,7 +16,7 @@ from synkhronos._utils.resources import free_memory
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only the superuser may do that")
 
 
-#: Uses all that ranks have in common: data, staged inputs, results, long messages, collectives of every size.
+#: Uses everything that ranks share: data, staged inputs, results, long messages, and collectives of all sizes.
 WORK = """
 def work(n_ranks=3):
     assert synk.fork(n_ranks) == n_ranks
@@ -40,7 +40,7 @@ def work(n_ranks=3):
     synk.set_value(1, most, 0.0)
     try:
         g(np.ones(6))
-    except synk.WorkerError as error:  # which is longer than what has room beforehand
+    except synk.WorkerError as error:  # a long message needs new memory
         assert error.rank == 1 and str(error).count("long") >= 30_000
     else:
         raise AssertionError("no error")
@@ -62,7 +62,7 @@ FORBIDDEN = {
 
 @needs_seccomp
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_what_a_sandbox_forbids(what):
+def test_a_sandbox_refuses_system_calls(what):
     script = f"{WORK}\nfrom seccomp import refuse\n{FORBIDDEN[what]}\nprint(all(work().largest.values()))\n"
     assert run_script(script) == ("worked\nTrue\n", "")
 
@@ -109,14 +109,14 @@ def test_surroundings_of_containers(where):
     if found == "True":
         assert err == ""
     else:
-        assert "without /proc" in where  # of which some versions of threadpoolctl read
+        assert "without /proc" in where  # some versions of threadpoolctl read /proc/self/maps
         assert err == (
             "cannot limit the threads of BLAS and OpenMP to each rank's cores "
             "([Errno 2] No such file or directory: '/proc/self/maps'); set OMP_NUM_THREADS\n"
         )
 
 
-def test_more_than_the_machine_has_is_refused_before_it_is_taken(synchronize, monkeypatch):
+def test_more_memory_than_the_node_has_is_refused_before_it_is_allocated(synchronize, monkeypatch):
     synchronize(2)
     monkeypatch.setattr(os, "posix_fallocate", lambda *arguments: pytest.fail("it was taken"))
     with pytest.raises(
@@ -125,8 +125,8 @@ def test_more_than_the_machine_has_is_refused_before_it_is_taken(synchronize, mo
         synk.data(dtype="uint8", shape=(psutil.virtual_memory().total,))
 
 
-def test_the_limit_of_a_container_is_seen(tmp_path):
-    """Both versions of memory cgroups, as the kernel lays them out."""
+def test_the_memory_limit_of_a_container_is_read(tmp_path):
+    """`free_memory` reads the files of memory cgroups of versions 1 and 2."""
 
     def write(folder, texts):
         for name, text in texts.items():
@@ -143,10 +143,10 @@ def test_the_limit_of_a_container_is_seen(tmp_path):
     write(batch, {"memory.stat": "anon 1\ninactive_file 700\nactive_file 50\n"})
     assert limits(unified) == [1024 * 1024, 4750 + 24 * 1024]
     for maximum, swap in (("max\n", 24 * 1024), ("4000\n", 3500), ("600\n", 100), ("0\n", 0)):
-        # what a cgroup may take of the machine's swap
+        # the part of the node's swap that a cgroup may use
         write(batch, {"memory.swap.max": maximum, "memory.swap.current": "500"})
         assert limits(unified) == [1024 * 1024, 4750 + swap]
-    write(old / "proc", {"self/cgroup": "4:memory:/docker/abc\n0::/\n"})  # what the container sees is at the top
+    write(old / "proc", {"self/cgroup": "4:memory:/docker/abc\n0::/\n"})  # the container sees its own cgroup at the top
     write(old / "proc", {"meminfo": "MemAvailable: 1 kB\nSwapFree: 0 kB\n"})
     memory = old / "cgroup" / "memory"
     write(memory, {"memory.limit_in_bytes": "9223372036854771712"})
@@ -165,7 +165,7 @@ CGROUP = Path("/sys/fs/cgroup/memory") / f"synkhronos-{os.getpid()}"
 
 @pytest.fixture
 def little_cgroup():
-    """A memory cgroup of 1 GiB, where one can be made."""
+    """Create a memory cgroup of 1 GiB, or skip the test if that is not possible."""
     try:
         CGROUP.mkdir()
         (CGROUP / "memory.limit_in_bytes").write_text(str(1 << 30))
@@ -177,7 +177,7 @@ def little_cgroup():
 
 
 def test_a_container_of_little_memory(little_cgroup):
-    """What a container cannot hold is refused; the kernel kills nobody."""
+    """Arrays that exceed the limit of the container raise `MemoryError`; the kernel kills no process."""
     out, _ = run_script(
         """
         open(sys.argv[1] + "/tasks", "w").write(str(os.getpid()))
@@ -197,14 +197,14 @@ def test_a_container_of_little_memory(little_cgroup):
     assert out.split() == ["True", "True", "2"]
 
 
-def test_what_ranks_compute_in_a_container_of_little_memory(little_cgroup):
-    """Arrays of regions, kept ones, and data take turns in the memory that there is; the kernel kills nobody."""
+def test_results_and_data_in_a_container_of_little_memory(little_cgroup):
+    """Results in the shared heap, freed blocks that ranks keep, and data fit by turns; the kernel kills no process."""
     out, err = run_script(
         """
         open(sys.argv[1] + "/tasks", "w").write(str(os.getpid()))
         synk.fork(2)
         x, w = T.bvector("x"), theano.shared(np.zeros(2 << 20), "w")
-        arrays = [T.alloc(w[0] + x[0], size << 17).sum() for size in (100, 150, 120)]  # of so many MiB on each rank
+        arrays = [T.alloc(w[0] + x[0], size << 17).sum() for size in (100, 150, 120)]  # MiB on each rank
         f = synk.function([x], [(array, "avg") for array in arrays], updates=[(w, w + 1)], mode="FAST_COMPILE")
         for i in range(4):
             print(*f(np.ones(4, "int8")) == (1.0 + i) * 2**17 * np.array([100, 150, 120]))
@@ -219,11 +219,11 @@ def test_what_ranks_compute_in_a_container_of_little_memory(little_cgroup):
 
 @needs_root
 def test_another_user_after_setuid():
-    """The kernel lets nobody look into a process whose user has changed."""
+    """A session works after `setuid`, although the kernel then refuses other processes access to the controller."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         out, err = run_script(
-            # imported late otherwise, when this user may no longer read where they are
+            # imported here, because the new user may not be allowed to read their files
             f"{WORK}\nimport mmap, setuptools\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\nwork()\n",
             environment={
                 "THEANO_FLAGS": f"base_compiledir={folder},cxx=",

@@ -1,4 +1,4 @@
-"""The end of the controller: whatever ends it, workers end and nothing is left."""
+"""The end of the controller: in all cases, workers end and no shared memory is left."""
 
 import os
 import signal
@@ -40,8 +40,8 @@ ENDINGS_IN_A_CALL = {
         ("SIGKILL", True, True),
     ],
 )
-def test_the_master_ends_while_workers_compute(ending, thread, child):
-    """Workers end, those that a thread has forked too; a child of the user's lives on."""
+def test_the_controller_ends_while_workers_compute(ending, thread, child):
+    """Workers end, also if a thread forked them; a child process of the user does not end."""
     before = shared_memory_names()
     call = "t = threading.Thread(target=main, daemon=True); t.start(); t.join()" if thread else "main()"
     process = start_script(HOGGING.format(before=ENDINGS_IN_A_CALL[ending], child="os.fork()" if child else -1) + call)
@@ -97,7 +97,7 @@ print(left_behind)
 
 
 @pytest.mark.slow
-def test_nothing_is_left_whenever_the_whole_process_group_is_killed():
+def test_nothing_is_left_after_the_process_group_is_killed_at_any_instant():
     out, _ = run_script(KILLED_ANYWHERE, 1, 50)
     assert out == "0\n"
 
@@ -114,7 +114,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_master_that_ends_without_close_leaves_nothing(ending):
+def test_a_controller_that_ends_without_close_leaves_nothing(ending):
     code, returncode = ENDINGS[ending]
     before = shared_memory_names()
     process = start_script(SESSION + code)
@@ -142,7 +142,7 @@ SHUTDOWNS = {
 
 @pytest.mark.parametrize("how", SHUTDOWNS)
 def test_closing_while_python_shuts_down_prints_nothing(how):
-    """Public names are imported on first use, which nothing can be then."""
+    """`close` does not need names that are imported on first use, because Python cannot import them at that time."""
     assert python(
         f"""
         import synkhronos as synk
@@ -154,7 +154,7 @@ def test_closing_while_python_shuts_down_prints_nothing(how):
     ) == ("", "")
 
 
-def test_other_calls_while_python_shuts_down_say_that_there_is_no_session():
+def test_other_calls_while_python_shuts_down_raise_session_errors():
     _, err = python(
         """
         import synkhronos as synk
