@@ -26,6 +26,9 @@ from synkhronos._utils.rows import Selection
 
 _ENVIRONMENT = "SYNKHRONOS_CHECK"
 
+#: In place of the op of an output: an exact function, whose outputs are the serial ones.
+EXACT = "exact"
+
 
 def environment_asks() -> bool:
     """Return whether the environment requests a comparison of each call with Theano."""
@@ -115,8 +118,8 @@ class Serial:
             got = np.asarray(to_host(output))
             if got.shape != right.shape:
                 raise ValueError(
-                    f"{self._results.names[i]}, op {op!r}: shape {got.shape}, but {TITLE} gives {right.shape} for the "
-                    "same rows in one process"
+                    f"{self._described(i)} has shape {got.shape}, but {TITLE} gives {right.shape} for the same rows in "
+                    "one process"
                 )
             difference, tolerance = _largest_difference(got, right)
             if difference > tolerance and (worst is None or difference / tolerance > worst[0]):
@@ -124,12 +127,18 @@ class Serial:
         if worst is not None:
             _, i, op, difference, got, right = worst
             place = np.unravel_index(np.argmax(distances(got, right)), got.shape)
+            expected_op = "The op must combine the ranks' values to the value for all rows"
+            cause = "This is a bug of synkhronos" if op == EXACT else expected_op
             raise ValueError(
-                f"{self._results.names[i]}, op {op!r}, differs from what {TITLE} gives for the same rows in one "
-                f"process by up to {difference:.6g}: {got[place]:.9g}, expected {right[place]:.9g}. The op must "
-                "combine the ranks' values to the value for all rows (or the replicas differ: "
+                f"{self._described(i)} differs from what {TITLE} gives for the same rows in one process by up to "
+                f"{difference:.6g}: {got[place]:.9g}, expected {right[place]:.9g}. {cause} (or the replicas differ: "
                 "synkhronos.check_replicas)"
             )
+
+    def _described(self, i: int) -> str:
+        """Return the name of an output, and its op if it has one."""
+        op = self._results.modes[i]
+        return self._results.names[i] if op == EXACT else f"{self._results.names[i]}, op {op!r},"
 
 
 def _picked(value: Any, rows: Selection) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from synkhronos import _graph
 from synkhronos._api.call_plan import Inputs, Planner, rows_on_ranks
-from synkhronos._api.checks import Checks, Serial
+from synkhronos._api.checks import EXACT, Checks, Serial
 from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.functions import Function
 from synkhronos._graph import Graph
@@ -55,7 +55,7 @@ class ExactFunction(Function):
         named = [True] * n_outputs
         super().__init__(session, divided, results, {}, named=named, named_updates=[], single=single, name=name)
         self._user, self._again = user, again
-        self._serial = Serial(user, Results(user.outputs, ["exact"] * n_outputs, [False] * n_outputs, False, title))
+        self._serial = Serial(user, Results(user.outputs, [EXACT] * n_outputs, [False] * n_outputs, False, title))
         self._collectives = _ExactGraphCollectives(divided, self._theano, results)
         self._checks = _ExactChecks(divided, results, named, named_updates=[])
         # in a call with num_slices, a new value is equal in all slices; unlike their average, the maximum is not

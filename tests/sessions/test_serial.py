@@ -314,6 +314,15 @@ def test_sliceable_shared_variables_are_compared_as_a_whole(three):
         spread(check_against_theano=True)
 
 
+def test_replicas_that_differ_are_found_in_exact_functions(two):
+    x, w = T.dvector("x"), theano.shared(1.0, "w")
+    exact = synk.function([x], (x * w).sum(), exact=True)
+    own = synk.function([x], [], updates=[(w, x.sum())])
+    own([1.0, 5.0])  # each rank stores the sum of its rows
+    with pytest.raises(ValueError, match=r"^output 0 of [^,]* differs from .* expected 9\. .*check_replicas"):
+        exact([4.0, 5.0], check_against_theano=True)
+
+
 @pytest.mark.parametrize("op", ["avg", "sum", "max", "gather"])
 def test_wrong_ops_are_found(two, op):
     x = T.dvector("x")
