@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: the interrupt comes at once, and the session says what state it is in."""
+"""Ctrl-C at any moment: `KeyboardInterrupt` is raised within a second, and the session works or reports an error."""
 
 import os
 import pty
@@ -63,7 +63,7 @@ PLAIN, COLLECTIVE = "(Fault()(x, fault).sum(), 'sum')", "(synk.summed(Fault()(x,
     ],
 )
 def test_the_user_interrupts_a_call(output, rank, kind, times, states):
-    """Ranks compute, or wait in a collective of the function."""
+    """Ctrl-C interrupts a call while ranks compute, and while they wait in a collective of the function."""
     source = INTERRUPTED.format(output=output, rank=rank, kind=kind, times=times)
     out, err = run_script(source, start_new_session=True)
     lines = out.splitlines()
@@ -104,7 +104,7 @@ def test_the_user_interrupts_a_distribution():
     assert "Traceback" not in err
 
 
-def test_interrupts_at_any_moment_leave_a_session_that_says_what_it_is():
+def test_after_interrupts_at_any_moment_results_are_right_or_an_error_is_raised():
     out, err = run_script(
         """
         x = T.dvector("x")
@@ -160,7 +160,7 @@ def test_interrupts_at_any_moment_leave_a_session_that_says_what_it_is():
 
 AT_A_TERMINAL = """
 import fcntl, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # what is typed there reaches this process and its workers
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C there interrupts this process and its workers
 main = os.getpid()
 x, fault, big = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault"), theano.shared(np.ones(4_000_000), "big")
 def prepare():
@@ -175,11 +175,11 @@ def be_interrupted():
     {call}
     wait_for(lambda: False, "an interrupt", 5)
 def wait():
-    sys.stdin.readline()  # which is typed after the last Ctrl-C
+    sys.stdin.readline()  # the test types this line after the last Ctrl-C
     seen.append(os.getpid())
 todo = [wait, be_interrupted]
 while not seen:
-    try:  # the user goes on pressing, and Python may look at signals within an except clause, too
+    try:  # the user presses repeatedly, and Python handles signals within an except clause, too
         try:
             todo.pop()() if todo else wait()
         except KeyboardInterrupt:
@@ -206,9 +206,10 @@ synk.close()
 
 
 def type_ctrl_c(setting, call, times=1, delay=None, restart=False):
-    """Run a call at a terminal, and type Ctrl-C, after a delay or once ranks compute; returns the session's state then.
+    """Run a call at a terminal, type Ctrl-C after a delay or once ranks compute, and return the session's state then.
 
-    Checked: the interrupt comes within one second, in the master alone; no worker says anything; nothing is left.
+    Asserts that only the controller raises `KeyboardInterrupt`, within a second, that workers print nothing, and that
+    no process or shared memory is left.
     """
     master, slave = pty.openpty()
     source = AT_A_TERMINAL.format(setting=setting, call=call, restart=restart)
@@ -269,8 +270,8 @@ def test_ctrl_c_during_fork(delay):
     assert type_ctrl_c(setting, call, 2, delay) in ("none", "usable")
 
 
-def test_nothing_that_ends_is_forgotten_whatever_interrupts_it():
-    """Data, functions and variables come and go, and a handler raises at any moment."""
+def test_interrupted_finalizers_free_all_memory():
+    """Data, functions and variables are freed on all ranks, although a signal handler raises at any moment."""
     out, _ = run_script(
         """
         import gc
@@ -297,7 +298,7 @@ def test_nothing_that_ends_is_forgotten_whatever_interrupts_it():
         while n_interrupts < 300:
             try:
                 signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 4e-3))
-                for _ in range(10):  # Python drops an interrupt that comes in the finalizer of somebody else
+                for _ in range(10):  # Python drops an exception that is raised in another object's finalizer
                     data = synk.data(np.ones(1 << 17))  # 1 MiB
                     f(data)
                     data = None

@@ -1,4 +1,4 @@
-"""Functions that cannot be replicated: each fails alone, by name, and is not sent."""
+"""Distribution of functions: those that cannot be replicated, classes defined after the fork, foreign attributes."""
 
 import gc
 import pickle
@@ -14,7 +14,7 @@ from synkhronos._graph import VariableTable, dump, load
 
 
 class TestOneThatCannotBeLoaded:
-    """A function that the workers cannot unpickle, next to others."""
+    """A function that workers cannot unpickle raises an error with its name, and other functions still work."""
 
     @pytest.fixture(autouse=True)
     def session(self, synchronize, tmp_path):
@@ -89,7 +89,7 @@ class TestOneThatCannotBeLoaded:
         assert stuck(np.ones(6)) == 6
 
 
-def test_what_the_main_program_defines_after_fork_travels_whole():
+def test_definitions_of_the_main_program_after_fork_are_sent_completely():
     out, err = run_script(
         """
         as_op = theano.compile.ops.as_op
@@ -139,7 +139,7 @@ def test_what_the_main_program_defines_after_fork_travels_whole():
 
             return Twice
 
-        for factor in (5, 7):  # the cell is run again, and again
+        for factor in (5, 7):  # the cell of a notebook is run again, twice
             Twice = cell(factor)
             again = build(Twice(), zero)
             assert again([1.0, 2.0, 3.0]).tolist() == [factor, 2 * factor, 3 * factor]
@@ -204,7 +204,7 @@ def test_an_op_of_a_module_that_is_reloaded_is_refused(tmp_path):
         sys.path.insert(0, {str(tmp_path)!r})
         import ops_of_mine
         synk.fork(2, use_gpu=False)
-        import later_ops  # each worker imports it for itself
+        import later_ops  # each worker imports it, too
         x = T.dvector("x")
         assert synk.function([x], (later_ops.Later()(x, 0).sum(), "sum"))([1.0, 2.0]) == 3
         importlib.reload(ops_of_mine)
@@ -264,17 +264,17 @@ def test_a_mode_with_a_function_of_its_own(synchronize):
     assert monitored(np.arange(7.0)) == 21
 
 
-# ---------------------------------------------------------------- what others hang on variables
+# ---------------------------------------------------------------- attributes that other libraries set on variables
 
 
 class Layer:
-    """What cannot be pickled, and must not be."""
+    """An object that raises an error when it is pickled."""
 
     def __reduce__(self):
         raise AssertionError("a foreign attribute was pickled")
 
 
-def test_foreign_attributes_do_not_travel(session):
+def test_foreign_attributes_are_not_sent(session):
     layer = Layer()
     x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
     constant = T.constant(np.arange(3.0))
@@ -314,7 +314,7 @@ def test_modules_that_only_foreign_attributes_need_are_not_imported():
     assert out == "4.0\n"
 
 
-def test_attributes_of_a_users_own_variables_travel():
+def test_attributes_of_a_users_own_variables_are_sent():
     x = T.dvector("x")
     x.__class__ = Own
     x.own, x.tag.trace = 5, []
@@ -325,11 +325,11 @@ def test_attributes_of_a_users_own_variables_travel():
 
 
 class Own(T.TensorVariable):
-    """A variable of a class of the user's own."""
+    """A class of variables that the user defines."""
 
 
-def test_traces_travel_once():
-    """Errors on workers say where the user made what fails, and that costs little."""
+def test_equal_traces_are_pickled_once():
+    """Errors on workers report the line that created the failing node, and pickles of its trace are small."""
     x = y = T.dvector("x")
     for _ in range(40):
         y = Copy()(y)

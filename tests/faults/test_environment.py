@@ -1,4 +1,4 @@
-"""What surrounds a program is not always as it should be: closed streams, refused system calls, low limits."""
+"""Unusual environments: closed streams, closed descriptors, low limits, stopped jobs, and refused system calls."""
 
 import os
 import signal
@@ -16,18 +16,18 @@ from seccomp import needs_seccomp
 
 import synkhronos as synk
 
-# ---------------------------------------------------------------- exceptions that cannot be shown
+# ---------------------------------------------------------------- exceptions that cannot be printed
 
 
 class Unspeakable(Exception):
-    """An exception whose message is a fault of its own."""
+    """An exception whose message raises another exception."""
 
     def __str__(self):
         raise RuntimeError("no message either")
 
 
 class Speechless(Fault):
-    """Raises an `Unspeakable` on the ranks whose second input is not 0."""
+    """An operation that raises an `Unspeakable` on ranks whose second input is not 0."""
 
     def perform(self, node, inputs, outputs):
         if inputs[1]:
@@ -52,7 +52,7 @@ def test_an_exception_whose_message_fails_is_reported_by_its_class(synchronize, 
 
 
 class Unpicklable(Copy):
-    """Cannot be pickled, and its error cannot be printed."""
+    """An operation that cannot be pickled, and whose error cannot be printed."""
 
     def __getstate__(self):
         raise Unspeakable
@@ -69,7 +69,7 @@ def test_a_function_whose_pickling_fails_without_a_message(no_session):
 # ---------------------------------------------------------------- data with very many rows
 
 
-def test_the_rows_of_very_long_data_cost_nothing(synchronize):
+def test_calls_with_very_long_data_take_no_time_for_each_row(synchronize):
     synchronize(2)
     x = T.bvector("x")
     f = synk.function([x], [(x[:1].sum(), "sum"), (x[:1].mean(), "avg")], mode="FAST_COMPILE")
@@ -122,8 +122,8 @@ def test_output_streams_that_cannot_be_written_to(how, tmp_path):
     assert (tmp_path / "result").read_text().split() == ["6.0", "6.0", "[]"]
 
 
-def test_descriptors_of_closed_streams_are_not_taken_for_memory(tmp_path):
-    """A program started without standard streams: what something prints later must not land in shared memory."""
+def test_descriptors_of_closed_streams_are_not_used_for_memory(tmp_path):
+    """In a program without standard streams, later writes to descriptors 1 and 2 do not overwrite shared memory."""
     run_script(
         """
         for number in (0, 1, 2):
@@ -149,9 +149,9 @@ def test_descriptors_of_closed_streams_are_not_taken_for_memory(tmp_path):
     assert (tmp_path / "result").read_text() == "[0.0, 0.0, 0.0, 0.0, 0.0]\n[]\n"
 
 
-# ---------------------------------------------------------------- descriptors of the library's that the program closes
+# ---------------------------------------------------------------- descriptors of the library that the program closes
 
-#: Puts the library's descriptors out of the way, and files of the program in their places.
+#: Programs that close the library's descriptors, or replace them by other files.
 CLOSING = {
     "closerange": "os.closerange(3, 4096)",
     "dup2": """
@@ -166,7 +166,7 @@ for name in os.listdir("/proc/self/fd"):
 @pytest.mark.parametrize("n_ranks", [2, 3])
 @pytest.mark.parametrize("how", CLOSING)
 def test_a_program_that_closes_the_descriptors_of_the_session(how, n_ranks):
-    """Calls go on, or say what happened; nothing of the program's is closed; the next session works."""
+    """Calls work or report the closed descriptors, the program's files stay open, and the next session works."""
     out, err = run_script(
         f"""
         synk.fork({n_ranks})
@@ -232,7 +232,7 @@ def test_workers_end_with_a_controller_without_the_usual_descriptors(first, then
     process = start_script(
         f"""
         {first}
-        def fork_in_a_thread():  # else the kernel has another way to end workers
+        def fork_in_a_thread():  # otherwise the kernel would end workers by their parent-death signal
             synk.fork(3)
         thread = threading.Thread(target=fork_in_a_thread)
         thread.start(); thread.join()
@@ -257,7 +257,7 @@ def test_workers_end_with_a_controller_without_the_usual_descriptors(first, then
 
 
 def test_a_daemon_that_forks_twice_and_then_starts_a_session(tmp_path):
-    """As daemons do: two forks, a session of its own, all descriptors closed, standard streams among them."""
+    """A session works in a daemon: after two forks and `setsid`, with all descriptors and standard streams closed."""
     result = tmp_path / "result"
     run_script(
         """
@@ -284,8 +284,8 @@ def test_a_daemon_that_forks_twice_and_then_starts_a_session(tmp_path):
     assert result.read_text().splitlines() == ["7.0 100000.0", "[]"]
 
 
-def test_a_limit_of_open_files_that_a_fork_meets():
-    """It says so, leaves nothing, and the fork works once the limit allows it."""
+def test_a_fork_that_exceeds_the_limit_of_open_files():
+    """`fork` reports the limit and leaves no descriptors open, and works once the limit allows it."""
     out, _ = run_script(
         """
         import resource
@@ -311,7 +311,7 @@ def test_a_limit_of_open_files_that_a_fork_meets():
     assert out.splitlines() == ["True 7.0", "True []"]
 
 
-def test_a_limit_of_file_sizes_is_named():
+def test_a_limit_of_file_sizes_is_reported():
     out, _ = run_script(
         """
         import resource
@@ -339,7 +339,7 @@ def test_a_limit_of_file_sizes_is_named():
 
 @pytest.mark.parametrize("when", ["computing", "waiting"])
 def test_a_job_that_is_stopped_for_longer_than_the_timeout_goes_on(when):
-    """As batch systems do to run something more urgent, and users by Ctrl-Z."""
+    """The timeout does not count the time in which a batch system, or Ctrl-Z, has stopped the job."""
     process = start_script(
         f"""
         synk.fork(3, timeout=2.0)
@@ -379,12 +379,12 @@ def test_a_job_that_is_stopped_while_it_closes_kills_no_worker():
     )
     try:
         first, second = read_pids(process)
-        os.kill(first, signal.SIGSTOP)  # a slow one: the master waits for it
+        os.kill(first, signal.SIGSTOP)  # a slow worker: the controller waits for it
         process.stdin.write("go on\n")
         process.stdin.flush()
         wait_for_end([second])
         os.killpg(process.pid, signal.SIGSTOP)
-        time.sleep(5.5)  # more than the master grants
+        time.sleep(5.5)  # longer than the controller waits for workers to end
         os.killpg(process.pid, signal.SIGCONT)
         out, err = process.communicate(timeout=60)
     finally:
