@@ -1,4 +1,4 @@
-"""Exceptions on a rank: the user gets an error that names them, in time, and nothing is left behind."""
+"""Exceptions and deaths of ranks: errors name rank and cause, come in time, and leave no processes or memory."""
 
 import contextlib
 import faulthandler
@@ -23,7 +23,7 @@ from synkhronos._session.lifecycle import current
 
 @pytest.fixture(autouse=True, scope="module")
 def quiet_crashes():
-    """Keep the workers that are made to crash here from writing where they were."""
+    """Disable `faulthandler`, so that workers that crash on purpose print no tracebacks."""
     enabled = faulthandler.is_enabled()
     faulthandler.disable()
     yield
@@ -42,7 +42,7 @@ def test_a_rank_that_raises(three, rank, num_slices):
     with pytest.raises(synk.WorkerError, match=rf"rank {rank} \(cpu\).*the fault that the test ordered") as caught:
         function(np.ones(6), num_slices=num_slices)
     assert (caught.value.rank, caught.value.device) == (rank, "cpu")
-    assert "broadcast" in str(caught.value)  # how replicas become equal again
+    assert "broadcast" in str(caught.value)  # the message says how to make replicas equal again
     text = "".join(traceback.format_exception(None, caught.value, caught.value.__traceback__))
     assert text.count("the fault that the test ordered, fault 1") == 1
     assert text.count("Apply node that caused the error") == on_theano  # PyTensor prints it only on request
@@ -60,7 +60,7 @@ def test_a_rank_that_raises(three, rank, num_slices):
 
 
 class RaisesFrom(Copy):
-    """An op whose exception has a cause of its own."""
+    """An operation whose exception has a cause."""
 
     def perform(self, node, inputs, outputs):
         try:
@@ -70,7 +70,7 @@ class RaisesFrom(Copy):
 
 
 @pytest.mark.usefixtures("three")
-def test_what_an_exception_came_from_is_reported_after_it():
+def test_the_cause_of_an_exception_is_reported_after_it():
     x = T.dvector("x")
     broken = synk.function([x], RaisesFrom()(x).sum(), name="lookup")
     with pytest.raises(synk.WorkerError) as caught:
@@ -116,14 +116,14 @@ def test_failures_in_a_row(three):
 
 
 class Locked(Copy):
-    """Cannot be pickled."""
+    """An operation that cannot be pickled."""
 
     def __init__(self):
         self.lock = threading.Lock()
 
 
 def local_op():
-    """An op whose class cannot be imported."""
+    """Return an operation whose class cannot be imported."""
 
     class Local(Copy):
         pass
@@ -132,7 +132,7 @@ def local_op():
 
 
 @pytest.mark.parametrize(("make", "reason"), [(Locked, "lock"), (local_op, "Local")])
-def test_a_function_that_cannot_be_pickled_says_so_and_does_not_harm_others(three, make, reason):
+def test_a_function_that_cannot_be_pickled_is_reported_and_others_work(three, make, reason):
     function, *_ = three
     x, w = T.dvector("x"), theano.shared(np.ones(1), "w")
     stuck = synk.function([x], ((make()(x) * w.sum()).sum(), "sum"), name="stuck")
@@ -148,14 +148,14 @@ def test_a_function_that_cannot_be_pickled_says_so_and_does_not_harm_others(thre
     assert stuck.as_theano(np.ones(6)) == 6
     del stuck, unnamed, bad
     gc.collect()
-    with contextlib.suppress(TypeError):  # what was dropped before it was distributed is reported once more
+    with contextlib.suppress(TypeError):  # functions dropped before their distribution are reported once more
         synk.distribute()
     synk.distribute()
     synk.broadcast(w, np.full(1, 2.0))
     assert other(np.ones(6)) == 12
 
 
-def test_long_tracebacks_arrive_whole(three):
+def test_long_tracebacks_arrive_completely(three):
     function, fault, _ = three
     name = "long" * 30_000
     x = T.dvector(name)
@@ -193,7 +193,7 @@ def test_an_idle_worker_is_killed(fresh, rank, number):
 @pytest.mark.parametrize(
     ("fault_kind", "exitcode", "words"),
     [
-        (KILL, -signal.SIGKILL, "SIGKILL.*out of memory"),  # for which the kernel kills
+        (KILL, -signal.SIGKILL, "SIGKILL.*out of memory"),  # the kernel sends it when memory is short
         (SEGFAULT, -signal.SIGSEGV, "SIGSEGV"),
         (EXIT, None, ""),
         (LEAVE, 4, ""),
@@ -214,7 +214,7 @@ def test_a_worker_dies_while_it_computes(fresh, fault_kind, exitcode, words):
 
 
 class Deadly(Copy):
-    """An op whose unpickling ends one process."""
+    """An operation whose unpickling kills one process."""
 
     __props__ = ("pid",)
 
@@ -239,7 +239,7 @@ def test_a_worker_dies_while_functions_are_distributed(no_session):
     assert not shared_memory_names()
 
 
-def test_a_worker_that_is_stopped_for_a_while_is_slow_and_not_wrong(three):
+def test_results_are_right_after_a_worker_was_stopped_for_a_while(three):
     function, _, big = three
     pid = worker_pids()[0]
     os.kill(pid, signal.SIGSTOP)
@@ -270,10 +270,10 @@ def test_data_made_while_another_thread_calls(three):
     assert function(data) == 12
 
 
-# ---------------------------------------------------------------- silence, and new workers
+# ---------------------------------------------------------------- interrupts
 
 
-def test_a_command_lowers_an_abort_flag_that_an_interrupt_left_up(synchronize):
+def test_a_command_clears_the_abort_flag_of_an_earlier_interrupt(synchronize):
     synchronize(2)
     *_, big = build()
     sync = current()._group.sync

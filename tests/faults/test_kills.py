@@ -81,6 +81,6 @@ def test_a_worker_is_killed_at_a_random_instant_of_a_collective(no_session, n):
         else:
             restarted(synk.broadcast, [small, large])
         prepare()
-        collective()  # the session can be used, and results are right
+        collective()  # the session still works, and results are right
     assert died > KILLS / 10
     synk.close()

@@ -1,4 +1,4 @@
-"""Memory use does not grow: `leaks.py`, in its own process, because the heap of a long test run varies."""
+"""Run `leaks.py` in its own process, because the size of the malloc heap varies in a long test run."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ import pytest
 def test_nothing_grows():
     here = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", "-q", str(here / "leaks.py")]
-    for _ in range(2):  # the heap's size is no exact measure: what really leaks is seen twice
+    for _ in range(2):  # the size of the heap varies, so only a leak that is found twice counts
         done = subprocess.run(
             command, cwd=here.parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280
         )

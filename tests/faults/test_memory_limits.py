@@ -1,4 +1,4 @@
-"""Too little memory, or too few addresses, for computing ranks; workers that die while they hold memory."""
+"""Low limits of memory, addresses and file sizes for ranks, and workers that die while they hold memory."""
 
 import os
 import signal
@@ -29,14 +29,14 @@ SESSION = """
 
 
 def run(source, **options):
-    """Run a script that has `work`; what it printed, and what it logged."""
+    """Run a script that can call `work`; return what it printed to stdout and stderr."""
     return run_script(textwrap.dedent(SESSION) + textwrap.dedent(source), **options)
 
 
 @pytest.mark.parametrize("n_ranks", [1, 3])
 @pytest.mark.parametrize("megabytes", [3_000, 6_000])
 def test_few_addresses(n_ranks, megabytes):
-    """Regions are smaller, or there are none; what does not fit is malloc's."""
+    """With few addresses, the shared heap is smaller or absent, and malloc serves requests that do not fit."""
     out, err = run(
         f"""
         import resource
@@ -72,7 +72,7 @@ def test_too_few_addresses_are_reported_once():
 
 @pytest.mark.parametrize(("megabytes", "works"), [(20, False), (600, True)])
 def test_a_limit_of_files(megabytes, works):
-    """SIGXFSZ, which comes with what is beyond it, would end the process where it is not ignored."""
+    """A limit of file sizes is reported, and no rank exceeds it, because SIGXFSZ would end the process."""
     out, err = run(
         f"""
         import resource
@@ -89,7 +89,7 @@ def test_a_limit_of_files(megabytes, works):
 
 
 def test_memory_that_is_not_free_is_not_taken():
-    """More than that is malloc's, which may give it in the hope that it is never touched."""
+    """The heap takes no more memory than is free. malloc serves larger requests, since it may overcommit."""
     run(
         """
         import synkhronos._memory.heap as heap
@@ -107,7 +107,7 @@ def test_memory_that_is_not_free_is_not_taken():
 
 
 def test_descriptors_that_the_program_closes():
-    """As daemons do."""
+    """Ranks allocate memory after the program has closed all memfd descriptors, as daemons do."""
     out, err = run(
         """
         synk.fork(3)
@@ -130,7 +130,7 @@ N = 1_000_000
 
 @pytest.mark.parametrize("when", ["computing", "idle"])
 def test_a_worker_is_replaced(synchronize, when):
-    """It takes the region over, empty; what the others have in theirs stays."""
+    """A new worker gets the dead worker's region of the heap, empty; the regions of other ranks do not change."""
     synchronize(3, restart_workers=True)
     x, fault, w = T.fvector("x"), theano.shared(np.int64(0), "fault"), theano.shared(np.zeros(N, "float32"), "w")
     f = synk.function([x], [(Fault()(x, fault).sum(), "sum")], updates=[(w, w + 1)], mode="FAST_COMPILE")
@@ -152,7 +152,7 @@ def test_a_worker_is_replaced(synchronize, when):
     assert (kept[0] == 1).all()
 
 
-def test_workers_that_die_one_after_the_other_take_no_memory(synchronize):
+def test_workers_that_die_one_after_the_other_leak_no_memory(synchronize):
     synchronize(2, restart_workers=True)
     x, w = T.fvector("x"), theano.shared(np.zeros(N, "float32"), "w")
     f = synk.function([x], [((x + w[0]).sum(), "sum")], updates=[(w, w + 1)])
