@@ -1,4 +1,4 @@
-"""Faults of single ranks: exceptions, signals, stopped and killed processes, real ones."""
+"""Faults of single ranks in real processes: exceptions, stopped processes, and killed processes."""
 
 import os
 import resource
@@ -21,8 +21,8 @@ from synkhronos._collectives import SharedMemoryTransport
 
 
 @pytest.mark.parametrize("rank", [1, 3])
-def test_a_rank_that_raises_in_the_midst_of_a_collective(no_session, monkeypatch, rank):
-    """The other ranks wait for it at the next barrier, and are released."""
+def test_a_rank_that_raises_within_a_collective(no_session, monkeypatch, rank):
+    """An exception on one rank releases the ranks that wait at the next barrier of the collective."""
     all_reduce = SharedMemoryTransport.all_reduce
 
     def fail(self, arrays, op, *others):
@@ -52,7 +52,7 @@ def test_a_rank_that_raises_in_the_midst_of_a_collective(no_session, monkeypatch
 
 
 def test_a_rank_that_cannot_map_data(three):
-    """It has no descriptor left to open them by; when it has again, they are there."""
+    """A rank without free descriptors reports that it cannot map data, and maps it after the limit is raised."""
     function, _, _ = three
     pid = worker_pids()[0]
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -107,7 +107,7 @@ def test_two_workers_die_at_once(fresh):
 
 
 def test_a_worker_dies_during_fork():
-    """Killed as soon as it is born, gone by itself, or failing before its first command."""
+    """`fork` reports a worker that is killed, exits, or raises an exception before its first command."""
     out, _ = run_script(
         """
         from synkhronos import _graph
@@ -144,7 +144,7 @@ def test_a_worker_dies_during_fork():
 
 
 @pytest.mark.parametrize("n_ranks", [2, 5])
-def test_ranks_that_stand_still_by_turns_are_slow_and_never_wrong(synchronize, n_ranks):
+def test_results_are_right_while_ranks_are_stopped_by_turns(synchronize, n_ranks):
     synchronize(n_ranks)
     function, _, big = build()
     done, pids = threading.Event(), worker_pids()
@@ -179,7 +179,7 @@ def test_ranks_that_stand_still_by_turns_are_slow_and_never_wrong(synchronize, n
 
 
 def test_broken_sessions_one_after_the_other_leave_nothing(no_session):
-    """A session, a death, a close: nothing adds up over many of them."""
+    """Sessions whose workers died leave no descriptors or mappings open."""
     sizes = []
     for _ in range(6):
         synk.fork(3)

@@ -70,7 +70,7 @@ def test_a_call_near_the_recursion_limit_leaves_the_session_usable(what, synchro
 
 
 def test_sessions_that_begin_and_end_near_the_recursion_limit(no_session):
-    """Workers have all frames that a new process has, wherever they were forked."""
+    """Workers can use the full recursion limit, even if the controller forked them near its own limit."""
     x = T.dmatrix("x")
     outcomes = set()
     for left in range(10, 320, 31):
@@ -93,7 +93,7 @@ def test_sessions_that_begin_and_end_near_the_recursion_limit(no_session):
 
 
 class Endless(Fault):
-    """Calls itself without end on the ranks whose second input is not 0."""
+    """An operation that calls itself without end on ranks whose second input is not 0."""
 
     def perform(self, node, inputs, outputs):
         if inputs[1]:
@@ -102,7 +102,7 @@ class Endless(Fault):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_op_that_meets_the_recursion_limit(rank, synchronize):
+def test_an_op_that_exceeds_the_recursion_limit(rank, synchronize):
     synchronize(3)
     x, is_endless = T.dvector("x"), theano.shared(np.int64(0), "is_endless")
     f = synk.function([x], (Endless()(x, is_endless).sum(), "sum"), mode="FAST_COMPILE")

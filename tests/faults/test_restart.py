@@ -1,4 +1,4 @@
-"""`fork(restart_workers=True)`: a dead worker is replaced, its rank is restored, and the user is informed."""
+"""Replacement of dead workers by `fork(restart_workers=True)`: state of the new rank, and reports to the user."""
 
 import contextlib
 import logging
@@ -47,7 +47,7 @@ def test_a_worker_dies_while_it_computes(restarting, kind):
     function, fault = restarting
     synk.set_value(1, fault, kind)
     assert restarted(function, np.ones(6)).ranks == (1,)
-    assert function(np.ones(6)) == 6  # the new rank has the master's value of the variable
+    assert function(np.ones(6)) == 6  # the new rank has the controller's value of the variable
     check_everything(3)
 
 
@@ -91,7 +91,7 @@ def test_a_worker_dies_in_a_collective(restarting):
 
 
 class Deadly(Copy):
-    """An op whose unpickling in any other process than the master ends that process, as often as a folder has files."""
+    """An operation whose unpickling kills a process other than the controller, once for each file in a folder."""
 
     __props__ = ("folder", "pid")
 
@@ -123,7 +123,7 @@ def test_a_worker_dies_while_functions_are_distributed(restarting, tmp_path):
     check_everything(3)
 
 
-def test_data_of_every_kind_are_there(restarting, tmp_path):
+def test_a_new_worker_has_data_of_every_kind(restarting, tmp_path):
     function, _ = restarting
     np.arange(1000.0).tofile(tmp_path / "file")
     file = np.memmap(tmp_path / "file", "float64", "r")
@@ -146,7 +146,7 @@ def test_data_of_every_kind_are_there(restarting, tmp_path):
     assert function(after) == 77
 
 
-def test_shared_variables_have_the_values_of_the_master(restarting):
+def test_shared_variables_of_a_new_worker_have_the_controllers_values(restarting):
     w = built["w"]
     for rank in range(3):
         synk.set_value(rank, w, np.full(3, rank + 10.0))
@@ -178,7 +178,7 @@ def test_equal_random_streams_stay_equal(no_session):
 
 
 @pytest.mark.parametrize("master_rank", [1, 2])
-def test_another_rank_is_the_master(no_session, master_rank):
+def test_a_controller_with_another_rank(no_session, master_rank):
     synk.fork(3, master_rank=master_rank, restart_workers=True)
     function, fault = build()
     rank = 3 - master_rank
@@ -206,7 +206,7 @@ def test_functions_built_and_dropped_around_a_death(restarting):
     assert old(np.ones(6)) == 24
 
 
-def test_an_exception_is_no_death(restarting):
+def test_a_worker_that_raises_is_not_replaced(restarting):
     function, fault = restarting
     pids = worker_pids()
     synk.set_value(2, fault, RAISE)
@@ -219,8 +219,8 @@ def test_an_exception_is_no_death(restarting):
     check_everything(3)
 
 
-def test_what_always_kills_ends_in_a_broken_session(no_session, tmp_path):
-    """A function that no process survives loading is not tried for ever."""
+def test_a_function_that_always_kills_workers_breaks_the_session(no_session, tmp_path):
+    """The library does not replace workers without end if loading a function kills each of them."""
     synk.fork(2, restart_workers=True)
     build()
     x = T.dvector("x")
@@ -235,14 +235,14 @@ def test_what_always_kills_ends_in_a_broken_session(no_session, tmp_path):
 
 
 def test_a_new_worker_dies_as_soon_as_it_is_born(no_session):
-    """Which the next try replaces as well."""
+    """A new worker that dies at its start is replaced, too."""
     synk.fork(3, restart_workers=True)
     function, _ = build()
     left = [1]
-    master = os.getpid()
+    controller = os.getpid()
 
     def die():
-        if os.getppid() == master and left and built.get("armed"):
+        if os.getppid() == controller and left and built.get("armed"):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def count():
@@ -259,7 +259,7 @@ def test_a_new_worker_dies_as_soon_as_it_is_born(no_session):
 
 
 class Locking(Copy):
-    """Gathers things that cannot be pickled when it runs: in attributes that it had, and in one that it had not."""
+    """An operation that stores locks, which cannot be pickled, in old and new attributes when it runs."""
 
     def __init__(self):
         self.factor = 2.0
@@ -284,8 +284,8 @@ OPS_WITH_STATE = {
 
 
 @pytest.mark.parametrize("what", OPS_WITH_STATE)
-def test_what_an_op_gathers_when_it_runs_does_not_travel(what, no_session):
-    """To a second session, to a replaced worker, and in a function that is built of the same Op later."""
+def test_state_that_an_op_stores_when_it_runs_is_not_sent(what, no_session):
+    """The state is not sent to a second session, to a new worker, or with a later function of the same operation."""
     x, values = T.dmatrix("x"), np.arange(1.0, 15).reshape(7, 2)
     expression = OPS_WITH_STATE[what](x)
     expected = theano.function([x], OPS_WITH_STATE[what](x), mode="FAST_COMPILE")(values)
@@ -303,7 +303,7 @@ def test_what_an_op_gathers_when_it_runs_does_not_travel(what, no_session):
     assert_close(later(values)[0], expected)
 
 
-def test_values_that_were_given_to_an_op_meanwhile_travel(no_session):
+def test_attributes_of_an_op_that_changed_between_sessions_are_sent(no_session):
     x, op = T.dmatrix("x"), Locking()
     synk.fork(2)
     function = synk.function([x], op(x), exact=True, mode="FAST_COMPILE")
@@ -315,7 +315,7 @@ def test_values_that_were_given_to_an_op_meanwhile_travel(no_session):
 
 
 class Refusing(Locking):
-    """Can be pickled only once."""
+    """An operation that can be pickled only before it runs."""
 
     def __getstate__(self):
         if self.locks:
@@ -336,7 +336,7 @@ def test_the_error_says_why_a_worker_could_not_be_replaced(no_session):
 
 
 def test_new_workers_inherit_no_scratch_memory(no_session):
-    """What the master holds for a moment is not held by a new worker for ever."""
+    """A new worker does not keep scratch memory that the controller had at the fork and has freed since."""
     synk.fork(3, restart_workers=True)
     function, _ = build()
     double = built["step"]
@@ -347,7 +347,7 @@ def test_new_workers_inherit_no_scratch_memory(no_session):
     restarted(function, np.ones(6))
     (survivor,) = set(worker_pids()) & set(old)
     (fresh,) = set(worker_pids()) - set(old)
-    for n in (300_000, 400_000):  # all scratch memory grows, and the old one should go
+    for n in (300_000, 400_000):  # all scratch memory grows, and the old memory should be freed
         total, _ = double(np.ones((n, 2)))
         assert total == 2 * n
     assert shared_bytes(fresh) <= shared_bytes(survivor) + 65536

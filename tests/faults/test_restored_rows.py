@@ -1,4 +1,4 @@
-"""`fork(restart_workers=True)`: rows of a dead worker are restored, or reported as lost."""
+"""Replaced workers, `fork(restart_workers=True)`: rows of a dead worker are restored, or reported as lost."""
 
 import functools
 
@@ -13,7 +13,7 @@ import synkhronos as synk
 
 
 def replace_worker(rank=1):
-    """Have a worker die and be replaced; returns the error."""
+    """Kill a worker during a call, and return the error, which reports that the worker was replaced."""
     synk.set_value(rank, built["fault"], KILL)
     error = restarted(built["f"], np.ones(6))
     assert error.ranks == (rank,)
@@ -22,7 +22,7 @@ def replace_worker(rank=1):
 
 @functools.cache
 def using_rows(exact):
-    """A function of a scattered variable, and the variable; float32 holds the integers that are scattered."""
+    """Build a function of a scattered variable, and the variable; float32 represents all scattered integers exactly."""
     rows = theano.shared(np.zeros((1, 3), "float32"), f"rows of {'exact' if exact else 'plain'}")
     total = rows.sum(axis=0) if exact else (rows.sum(axis=0), "sum")
     return synk.function([], total, sliceable_shareds=[rows], exact=exact), rows
@@ -80,7 +80,7 @@ def test_scattered_data_and_rows_that_were_set_are_restored(restarting):
     np.testing.assert_array_equal(function(), X.sum(axis=0))
 
 
-def scatter_what_is_gone(rows):
+def scatter_a_temporary_array(rows):
     synk.scatter(rows, X * 2)
 
 
@@ -104,7 +104,7 @@ def scatter_and_update(rows):
     built["updating"]()
 
 
-def set_what_is_gone(rows):
+def set_a_temporary_array(rows):
     synk.scatter(rows, X)
     synk.set_value(1, rows, X * 3)
 
@@ -118,17 +118,17 @@ def interrupted_scatter(rows):
 
 
 LOSSES = [
-    scatter_what_is_gone,
+    scatter_a_temporary_array,
     change_the_array,
     shrink_data,
     scatter_and_update,
-    set_what_is_gone,
+    set_a_temporary_array,
     interrupted_scatter,
 ]
 
 
 @pytest.mark.parametrize("lose", LOSSES)
-def test_what_only_the_dead_worker_had_is_lost(restarting, lose):
+def test_rows_that_only_the_dead_worker_had_are_lost(restarting, lose):
     function, rows = using_rows(False)
     rank = lose(rows)
     if rank is None:
@@ -142,7 +142,7 @@ def test_what_only_the_dead_worker_had_is_lost(restarting, lose):
             use()
     with pytest.raises(synk.SessionError, match="are lost, because its worker died"), synk.sequence():
         synk.all_reduce(rows)
-    assert len(synk.get_value(3 - rank, rows)) > 0  # the rows of other ranks are there
+    assert len(synk.get_value(3 - rank, rows)) > 0  # other ranks still have their rows
     assert built["f"](np.ones(6)) == 6
     synk.set_value(3 - rank, rows, X)
     with pytest.raises(synk.SessionError, match="are lost, because its worker died"):
@@ -158,13 +158,13 @@ def test_what_only_the_dead_worker_had_is_lost(restarting, lose):
 @pytest.mark.parametrize("again", ["set", "broadcast"])
 def test_lost_rows_are_set_again(restarting, again):
     function, rows = using_rows(False)
-    scatter_what_is_gone(rows)
+    scatter_a_temporary_array(rows)
     replace_worker(2)
     part = np.ones((2, 3), "float32")
     if again == "set":
         synk.set_value(2, rows, part)
         np.testing.assert_array_equal(function(), X[:10].sum(axis=0) * 2 + 2)
-        assert replace_worker(2).lost == []  # `part` is there
+        assert replace_worker(2).lost == []  # the array `part` still exists
         np.testing.assert_array_equal(function(), X[:10].sum(axis=0) * 2 + 2)
     else:
         synk.broadcast(rows, part)
@@ -175,7 +175,7 @@ def test_lost_rows_are_set_again(restarting, again):
 
 
 @pytest.mark.parametrize("combine", [synk.all_reduce, synk.all_gather])
-def test_what_collectives_have_made_equal_is_not_lost(restarting, combine):
+def test_variables_that_collectives_have_made_equal_are_not_lost(restarting, combine):
     _, rows = using_rows(False)
     synk.scatter(rows, X * 2)
     combine(rows)

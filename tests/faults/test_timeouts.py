@@ -1,4 +1,4 @@
-"""Time-outs: a silent rank is named, with the command that it does not answer."""
+"""Timeouts: the error names the silent rank and the command that it does not answer."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from scripts import run_script
 
 import synkhronos as synk
 
-TIMEOUT = 2  # seconds: workers on a busy machine load a function in less
+TIMEOUT = 2  # seconds; workers on a busy node load a function in less
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "1", True, float("nan")])
@@ -59,8 +59,7 @@ def test_a_timeout_during_fork():
     assert out == "1 True\n[]\n"
 
 
-def test_a_timeout_is_no_limit_for_the_master_itself(no_session):
-    """Its own share may take as long as it takes."""
+def test_a_timeout_does_not_limit_the_controllers_own_computation(no_session):
     synk.fork(2, timeout=TIMEOUT)
     function, fault, _ = build()
     synk.set_value(0, fault, SLEEP_THREE)
