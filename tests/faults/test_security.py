@@ -1,4 +1,4 @@
-"""Other users of the node can neither read nor write memory that ranks share, nor run code in them."""
+"""Security: other users of the node can neither read nor write memory that ranks share, nor run code in ranks."""
 
 import ctypes
 import json
@@ -31,7 +31,7 @@ _built = {}
 
 @pytest.fixture
 def family(synchronize):
-    """The process ids of master and workers, with memory of every kind in use."""
+    """Return the process ids of the controller and the workers, after allocating memory of every kind."""
     synchronize(3)
     if not _built:
         x, w = T.dvector("x"), theano.shared(np.ones(50_000), "w")
@@ -42,7 +42,7 @@ def family(synchronize):
 
 
 def use():
-    """Staging, answers, outboxes, collectives."""
+    """Use memory of every kind: staged inputs, answers, results, and buffers of collectives."""
     assert _built["f"](_built["data"], batch=[0, 5, 9])[1] == 14
     assert _built["f"](np.ones(20_000))[1] == 20_000
     synk.all_reduce(_built["w"], op="max")
@@ -51,7 +51,7 @@ def use():
 
 
 class Watch:
-    """What happens to names in a folder, or to a file, reported by the kernel (inotify)."""
+    """Watch of the names in a folder, or of a file, by inotify."""
 
     def __init__(self, path, mask):
         libc = ctypes.CDLL(None, use_errno=True)
@@ -60,7 +60,7 @@ class Watch:
         assert libc.inotify_add_watch(self.fd, os.fsencode(path), mask) >= 0, os.strerror(ctypes.get_errno())
 
     def names(self):
-        """The names of the events so far (an empty one for a file that is watched itself); ends the watch."""
+        """Return the names of the events so far, empty names if a file is watched, and end the watch."""
         names, data = [], b""
         while select.select([self.fd], [], [], 0.05)[0]:
             data += os.read(self.fd, 1 << 16)
@@ -97,13 +97,13 @@ def test_memory_never_has_a_name(family, synchronize):
 
 
 def test_memory_is_for_this_user_alone(family):
-    """Checked on the descriptors that are open and on every mapping, of each process."""
+    """Open descriptors and mappings of all ranks have mode 600, the user as owner, and no name."""
     kept = synk.data(np.ones(100))  # its descriptor is open until the next command
     assert len(kept) == 100
     found = 0
     for pid in family:
         links = shared_links(pid)
-        if os.getuid() == 0:  # what is mapped can be looked at by the superuser only
+        if os.getuid() == 0:  # only the superuser can read map_files
             links += shared_links(pid, "map_files")
         for link in links:
             try:
@@ -129,7 +129,7 @@ def test_a_loose_umask_changes_nothing(family):
 
 @needs_seccomp
 def test_names_where_the_kernel_needs_them_are_unguessable():
-    """Where ``memfd_create`` is refused, a name exists between two system calls: private and random."""
+    """Without ``memfd_create``, memory has a private, random name for the time between two system calls."""
     out, _ = run_script(
         """
         import json, posix_ipc, stat
@@ -184,11 +184,11 @@ def test_another_user_cannot_reach_the_memory(family):
     use()
 
 
-# ---------------------------------------------------------------- names that others made
+# ---------------------------------------------------------------- files of others in /dev/shm
 
 
 class Trap:
-    """Something whose unpickling leaves a trace."""
+    """An object whose unpickling creates a file."""
 
     def __init__(self, path):
         self.path = path
@@ -199,7 +199,7 @@ class Trap:
 
 @pytest.fixture
 def foreign_files(tmp_path):
-    """Names like ours in /dev/shm, made by others; each holds a trap."""
+    """Yield names of files of other programs in /dev/shm that look like the library's; each contains a trap."""
     trap = pickle.dumps(Trap(str(tmp_path / "sprung")))
     finished = subprocess.Popen([sys.executable, "-c", ""])
     finished.wait()
@@ -245,16 +245,16 @@ def test_names_of_others_are_neither_read_nor_removed(no_session, foreign_files,
         assert watch.names() == [], f"{name} was opened"
     left = {what for what, name in foreign_files.items() if os.path.lexists(f"/dev/shm/{name}")}
     expected = {"fresh", "no pid", "short", "unlike"} | ({"of another user"} if os.getuid() == 0 else set())
-    assert left - {"link"} == expected  # only what a dead process of this user left was swept
+    assert left - {"link"} == expected  # only files that a dead process of this user had left were removed
 
 
 # ---------------------------------------------------------------- what processes open and unpickle
 
 
 def test_ranks_open_nothing_that_others_could_reach(tmp_path):
-    """Every `open`, socket and program of master and workers, reported by the interpreter's own audit hooks.
+    """Ranks open no files of shared memory by name, start no programs, and have only socket pairs without addresses.
 
-    The sockets are pairs without addresses: nobody can connect to them.
+    Python's audit hooks record each `open`, socket and program of the controller and the workers.
     """
     out, _ = run_script(
         """
@@ -266,7 +266,7 @@ def test_ranks_open_nothing_that_others_could_reach(tmp_path):
                 os.write(log, f"{os.getpid()} {event} {what!r}\\n".encode())
         sys.addaudithook(hook)
         x, w = T.dvector("x"), theano.shared(np.ones(10), "w")
-        theano.function([x], [x * w[0], x.sum()])  # whatever compiles does so now
+        theano.function([x], [x * w[0], x.sum()])  # compile all modules now
         synk.fork(2); synk.close()
         armed.append(1)
         synk.fork(3, restart_workers=True)
@@ -289,11 +289,11 @@ def test_ranks_open_nothing_that_others_could_reach(tmp_path):
         """,
         tmp_path / "log",
     )
-    master, with_an_address = out.splitlines()
+    controller, with_an_address = out.splitlines()
     assert with_an_address == "[]"
     lines = [line.split(None, 2) for line in (tmp_path / "log").read_text().splitlines()]
     assert len({pid for pid, _, _ in lines}) >= 3
-    assert master in {pid for pid, _, _ in lines}
+    assert controller in {pid for pid, _, _ in lines}
     sockets = {(event, what) for _, event, what in lines if event != "open"}
     assert sockets == {("socket.__new__", f"({socket.AF_UNIX},)"), ("socket.sendmsg", "(None,)")}
     opened = [path for _, event, path in lines if event == "open"]
@@ -301,7 +301,7 @@ def test_ranks_open_nothing_that_others_could_reach(tmp_path):
 
 
 def test_messages_are_read_only_from_inherited_memory(family, monkeypatch):
-    """Whatever the master unpickles in a call lay in memory that it made before it forked, or that a worker made."""
+    """The controller unpickles only messages in memory that it created before the fork, or that a worker created."""
     sources, loaded = [], []
     get, loads = channels.Mailbox.get, pickle.loads
 
@@ -320,4 +320,4 @@ def test_messages_are_read_only_from_inherited_memory(family, monkeypatch):
     assert all(any(message is source or message in source for source in sources) for message in loaded)
     with open("/proc/self/maps") as maps:
         shared = [line for line in maps if "/memfd:synkhronos" in line]
-    assert all("(deleted)" in line for line in shared)  # nobody else can find it by a name
+    assert all("(deleted)" in line for line in shared)  # other processes cannot open it by a name

@@ -1,4 +1,4 @@
-"""Failures in a sequence: which part failed, which are complete, which did not begin, and that calls still work."""
+"""Failures in a sequence: errors report which parts failed or are complete, later parts do not begin, calls work."""
 
 import functools
 import os
@@ -20,7 +20,7 @@ DATA = np.ones((6, 2))
 
 @functools.cache
 def built():
-    """A function that counts its calls on each rank, one that fails on request, and one that counts what follows."""
+    """Build a function that counts its calls on each rank, one that fails on request, and a second one that counts."""
     x = T.dmatrix("x")
     fault = theano.shared(np.int64(NOTHING), "fault")
     before, between, after = (theano.shared(np.zeros(2), name) for name in ("before", "between", "after"))
@@ -72,7 +72,7 @@ def test_a_rank_that_raises_in_a_part(synchronize, n_ranks, how):
     assert counted(counts) == [[1.0] * n_ranks] * 3
 
 
-def test_a_part_begins_when_all_have_completed_the_one_before(synchronize):
+def test_a_part_begins_when_all_ranks_have_completed_the_previous_one(synchronize):
     synchronize(3)
     first, second, third, fault, counts = prepared()
     synk.set_value(2, fault, SLEEP)
@@ -82,7 +82,7 @@ def test_a_part_begins_when_all_have_completed_the_one_before(synchronize):
         synk.all_reduce(counts[2], op="sum")
     assert counted(counts)[1:] == [[1.0] * 3, [3.0] * 3]
     prepared()
-    synk.set_value(2, fault, RAISE_LATE)  # while the others are done, and nobody meets in between
+    synk.set_value(2, fault, RAISE_LATE)  # the others are done by then; no barrier lies in between
     with pytest.raises(synk.WorkerError, match="failed in Call second") as caught, synk.sequence():
         second(DATA)
         third()
@@ -128,7 +128,7 @@ def test_a_worker_that_is_replaced(synchronize):
     assert counted(counts) == [[1.0] * 3] * 3
 
 
-def test_a_worker_that_dies_between_sequences_has_all_inputs_again(synchronize):
+def test_a_worker_that_is_replaced_between_sequences_gets_all_inputs_again(synchronize):
     synchronize(2, restart_workers=True)
     first = prepared()[0]
     data = [np.full((8, 2), float(i)) for i in range(3)]
@@ -190,7 +190,7 @@ def test_a_handler_with_a_sequence_while_another_waits_to_be_sent(synchronize, h
         future = first(DATA)
         third()
         slow.start()
-        wait_for_a_call()  # so that the end of the block waits
+        wait_for_a_call()  # the end of the block then has to wait
         signal.setitimer(signal.ITIMER_REAL, 0.3)
     slow.join()
     assert len(raised) == 1 and "another sequence is open" in raised[0]

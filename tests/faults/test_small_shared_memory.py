@@ -1,4 +1,4 @@
-"""Shared memory that is too small: the error says how much was wanted, and nothing changes."""
+"""Too little shared memory: the error reports the required and the free bytes, and nothing changes."""
 
 import pytest
 from mount_namespace import may_mount
@@ -9,7 +9,7 @@ needs_mount = pytest.mark.skipif(
     not (may_mount() and may_refuse), reason="mounting a small /dev/shm is not permitted here"
 )
 
-#: Where the kernel offers no ``memfd_create``, memory lies in /dev/shm, which has a size.
+#: Without ``memfd_create``, shared memory lies in /dev/shm, whose size is limited.
 SMALL = """
 from mount_namespace import shrink_shared_memory
 shrink_shared_memory(5 * 2**20)
@@ -40,7 +40,7 @@ def build(*output, **options):
 
 
 def run_in_little_memory(source):
-    """Run a script after `SMALL`; it starts itself again, so it is a program of its own."""
+    """Run a script after `SMALL`, in a new process, because `SMALL` restarts the program in its own namespace."""
     return run_script(SMALL + source, fresh=True)
 
 
@@ -175,7 +175,7 @@ print(synk.fork(2), build(total)(np.ones(6)))
 
 @needs_mount
 def test_little_shared_memory_and_a_long_traceback():
-    """There is no room for the failing rank's report, which is shortened."""
+    """A failing rank shortens its report if there is no memory for the full one."""
     out, _ = run_in_little_memory(
         """
 synk.fork(2)

@@ -1,4 +1,4 @@
-"""Signals that programs handle themselves, and signals to the whole UNIX process group."""
+"""UNIX signals: handlers of programs that raise or use the session, and signals to all processes of a job."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, 
 
 
 class Alarm(Exception):
-    """What the handlers here raise; as a `TimeoutError` or another ordinary exception would be."""
+    """The exception that signal handlers in this module raise, in the place of `TimeoutError`, for example."""
 
 
 def give_alarm(number, frame):
@@ -28,7 +28,7 @@ def give_alarm(number, frame):
 
 
 class Alarms:
-    """Handlers of other kinds than functions."""
+    """Signal handlers that are not functions: a method, and a callable object."""
 
     def method(self, number, frame):
         raise Alarm(number)
@@ -55,7 +55,7 @@ NUMBERS = [signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]
     [*itertools.product(NUMBERS, [0, 1], ["function"]), *itertools.product([signal.SIGALRM], [0], [*HANDLERS][1:])],
 )
 def test_a_handler_that_raises_while_a_call_waits(three, handled, number, rank, kind):
-    """The master waits for a worker, or is itself in its share: the exception of the handler comes as it is."""
+    """A call raises a handler's exception unchanged while the controller computes, and while it waits for a worker."""
     f, fault, _ = three
     handled(number, HANDLERS[kind])
     synk.set_value(rank, fault, SLEEP)
@@ -68,7 +68,7 @@ def test_a_handler_that_raises_while_a_call_waits(three, handled, number, rank, 
     assert f(np.ones(6)) == 6
 
 
-def test_an_exception_of_the_function_is_no_handlers(three, handled):
+def test_an_exception_of_the_function_is_not_taken_for_a_handlers(three, handled):
     f, fault, _ = three
     handled(signal.SIGALRM, give_alarm)
     synk.set_value(0, fault, RAISE)
@@ -76,7 +76,7 @@ def test_an_exception_of_the_function_is_no_handlers(three, handled):
         f(np.ones(6))
 
 
-def test_a_handler_that_returns_disturbs_nothing(three, handled):
+def test_a_call_works_while_handlers_run(three, handled):
     f, fault, _ = three
     came = []
     handled(signal.SIGALRM, lambda *some: came.append(1))
@@ -88,7 +88,7 @@ def test_a_handler_that_returns_disturbs_nothing(three, handled):
 
 
 def test_handlers_that_raise_at_any_moment():
-    """Three signals with handlers that raise, two hundred times, in whatever goes on; results stay right."""
+    """Results are right although handlers of three signals raise exceptions at 200 arbitrary moments."""
     out, _ = run_script(
         """
         from test_user_signals import Alarm
@@ -121,10 +121,10 @@ def test_handlers_that_raise_at_any_moment():
             try:
                 try:
                     armed.append(1)
-                    live[:] = [1, 1]  # so many are raised, the second wherever the first is cleaned up after
+                    live[:] = [1, 1]  # raise two exceptions, the second while code cleans up after the first
                     while True:
                         i += 1
-                        if i % 50 == 0:  # in case that something has swallowed the last ones
+                        if i % 50 == 0:  # in case the last exceptions were dropped
                             armed.append(1)
                         values, total = f(np.arange(9.0) + i)
                         assert values.tolist() == (np.arange(9.0) + i).tolist(), values
@@ -171,13 +171,13 @@ def test_deferred_signals_are_handled_once_when_the_block_ends(handled):
     with pytest.raises(Alarm), deferred_interrupts():
         signal.raise_signal(signal.SIGALRM)
         signal.raise_signal(signal.SIGUSR1)
-    assert len(came) == 3  # what one handler raises does not keep another from its signal
+    assert len(came) == 3  # the exception of one handler does not prevent the other from running
     assert signal.getsignal(signal.SIGALRM) is give_alarm
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_deferring_under_fire_puts_every_handler_back(handled, no_garbage_collection):
-    """Thousands of signals in the instructions that put handlers away and back, the handlers raising."""
+def test_interrupted_deferring_restores_every_handler(handled, no_garbage_collection):
+    """Handlers are restored although thousands of signals, whose handlers raise, interrupt their replacement."""
     for number in (signal.SIGUSR1, signal.SIGALRM):
         handled(number, give_alarm)
     blocks = raised = 0
@@ -185,7 +185,7 @@ def test_deferring_under_fire_puts_every_handler_back(handled, no_garbage_collec
         try:
             signal.setitimer(signal.ITIMER_REAL, delay)
             end = time.monotonic() + 1
-            while True:  # Python 3.13 has what is raised where a condition is looked at again leave this block of `try`
+            while True:  # in Python 3.13, an exception in the evaluation of a condition here would leave the `try`
                 with deferred_interrupts():
                     blocks += 1
                 if time.monotonic() > end:
@@ -201,7 +201,7 @@ def test_deferring_under_fire_puts_every_handler_back(handled, no_garbage_collec
         signal.raise_signal(signal.SIGUSR1)
 
 
-def test_what_a_caller_is_handling_has_not_caused_an_error(handled):
+def test_an_exception_that_a_caller_is_handling_is_not_taken_for_the_cause_of_an_error(handled):
     def read():
         try:
             raise OSError("no such file")
@@ -209,7 +209,7 @@ def test_what_a_caller_is_handling_has_not_caused_an_error(handled):
             let_interrupts_pass(error)
             return "an ordinary error"
 
-    def torn_apart():
+    def converted():
         try:
             try:
                 signal.raise_signal(signal.SIGALRM)
@@ -225,17 +225,17 @@ def test_what_a_caller_is_handling_has_not_caused_an_error(handled):
         except (Alarm, KeyboardInterrupt):
             assert read() == "an ordinary error"
             with pytest.raises(Alarm):
-                torn_apart()
+                converted()
 
 
-def test_a_handler_that_was_saved_while_another_stood_in_for_it(handled):
+def test_a_handler_that_was_saved_while_signals_were_deferred(handled):
     came = []
     handled(signal.SIGALRM, lambda *some: came.append("handled"))
     with deferred_interrupts():
         stand_in = signal.getsignal(signal.SIGALRM)
     with deferred_interrupts():
         pass
-    signal.signal(signal.SIGALRM, stand_in)  # as libraries do that put back what they have found
+    signal.signal(signal.SIGALRM, stand_in)  # as a library does that restores a handler
     with deferred_interrupts():
         pass
     signal.raise_signal(signal.SIGALRM)
@@ -249,7 +249,7 @@ def test_a_handler_that_was_saved_while_another_stood_in_for_it(handled):
     ("use", "message"),
     [
         (lambda: synk.gather(built["fault"]), r"this call interrupts another one.*set a flag"),
-        # past the check of the public functions, as from a finalizer: the dispatcher itself must refuse it
+        # a call from a finalizer bypasses the check of the public functions, so the dispatcher must refuse it
         (lambda: held().flush(), "this call interrupts another one"),
     ],
 )
@@ -262,7 +262,7 @@ def test_a_handler_may_not_use_the_ranks_in_the_middle_of_a_call(three, handled,
         f(np.ones(6))
     synk.broadcast(fault, NOTHING)
     assert f(np.ones(6)) == 6
-    os.kill(os.getpid(), signal.SIGALRM)  # between calls it may
+    os.kill(os.getpid(), signal.SIGALRM)  # between calls, a handler may use the session
     assert f(np.ones(6)) == 6
 
 
@@ -270,7 +270,7 @@ def test_a_handler_may_not_use_the_ranks_in_the_middle_of_a_call(three, handled,
     ("at_once", "message"), [(False, "closed"), (True, r"synkhronos\.close: another thread closes the session")]
 )
 def test_a_handler_that_closes_the_session_in_the_middle_of_a_call(fresh, handled, at_once, message):
-    """Alone, or at once with another thread."""
+    """A handler can close the session, also while another thread closes it."""
     f, fault, _ = fresh
     pids, thread = worker_pids(), threading.Thread(target=synk.close)
     synk.set_value(1, fault, SLEEP)
@@ -290,7 +290,7 @@ def test_a_handler_that_closes_the_session_in_the_middle_of_a_call(fresh, handle
     assert f(np.ones(6)) == 6
 
 
-# ---------------------------------------------------------------- signals to the whole process group
+# ---------------------------------------------------------------- signals to all processes of a job
 
 SIGNALLED = """
 synk.fork(3)
@@ -313,7 +313,7 @@ synk.close()
 
 
 def signal_the_group(*numbers, before="", loop="", caught="ZeroDivisionError"):
-    """Signal a program and its workers while they work; returns exit code, and what was printed."""
+    """Send signals to a program and its workers while they compute; return the exit code, stdout and stderr."""
     process = start_script(SIGNALLED.format(before=before, loop=loop, caught=caught), start_new_session=True)
     pids = read_pids(process)
     wait_for_a_call(process.pid)
@@ -332,7 +332,7 @@ ASKING = [signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGHUP, signal.
 
 
 @pytest.mark.parametrize("number", ASKING, ids=str)
-def test_a_handler_that_notes_the_signal_and_saves_later(number):
+def test_a_handler_that_sets_a_flag_and_the_program_saves_later(number):
     before = f"came = []; signal.signal({int(number)}, lambda *some: came.append(1))"
     assert signal_the_group(number, before=before, loop="if came: break") == (0, "saved\n", "")
 
@@ -352,12 +352,12 @@ signal.signal({int(number)}, preempted)
 
 
 @pytest.mark.parametrize("number", ASKING[:4], ids=str)
-def test_without_a_handler_master_and_workers_end_by_the_signal(number):
+def test_without_a_handler_controller_and_workers_end_by_the_signal(number):
     assert signal_the_group(number) == (-number, "", "")
 
 
-def test_what_the_master_ignores_ends_no_worker():
-    """As under ``nohup``, or after its terminal was closed."""
+def test_signals_that_the_controller_ignores_end_no_worker():
+    """Workers ignore signals that the controller ignores, for example under ``nohup``."""
     before = """
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 signal.signal(signal.SIGXCPU, signal.SIG_IGN)
@@ -369,7 +369,7 @@ came = []; signal.signal(signal.SIGUSR1, lambda *some: came.append(1))
 
 
 def test_the_example_saves_and_exits(tmp_path, monkeypatch):
-    """The program of docs/robustness.md, and SIGTERM to all of its processes, as ``timeout`` sends it."""
+    """The program in docs/robustness.md saves its variables when all its processes get SIGTERM, as by ``timeout``."""
     document = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
     program = document.split("<!-- run by test_user_signals.py -->\n```python\n")[1].split("```")[0]
     program = program.replace("    step(data)\n", "    step(data)\n    if i == 3: print('ready', flush=True)\n")
@@ -397,7 +397,7 @@ def test_a_signal_to_one_worker_alone_does_nothing(three, number):
 
 
 def test_signals_while_workers_are_forked():
-    """A worker never runs the master's handlers, not even in the first instant of its life."""
+    """A worker never runs the controller's handlers, not even directly after its fork."""
     out, err = run_script(
         """
         main, came = os.getpid(), []
@@ -427,8 +427,8 @@ def test_signals_while_workers_are_forked():
     assert (out, err) == ("True\n", "")
 
 
-def test_a_rank_that_still_writes_when_another_has_given_up_harms_nobody():
-    """Signals interrupt an all-reduce on copies of what is not C-contiguous; freed memory is given back at once."""
+def test_a_rank_that_still_writes_after_an_interrupt_does_not_overwrite_new_arrays():
+    """Signals interrupt an all-reduce of copies of an array that is not C-contiguous, and blocks are freed at once."""
     out, _ = run_script(
         """
         import random
@@ -451,7 +451,7 @@ def test_a_rank_that_still_writes_when_another_has_given_up_harms_nobody():
         synk.all_reduce(m, "sum")
         began = time.monotonic()
         synk.all_reduce(m, "sum")
-        took = time.monotonic() - began  # by which interrupts come at each instant of it, on any machine
+        took = time.monotonic() - began  # so that interrupts come at all instants, on any node
         raised, end = 0, time.monotonic() + 8
         while time.monotonic() < end:
             turn()
@@ -469,7 +469,7 @@ def test_a_rank_that_still_writes_when_another_has_given_up_harms_nobody():
 
 
 def test_stack_dumps_of_workers_go_on_working():
-    """`faulthandler.register`, whose handlers Python does not know of, is left to the user."""
+    """Workers keep handlers of `faulthandler.register`, which Python's `signal` module does not see."""
     _, err = run_script(
         """
         import faulthandler
@@ -482,8 +482,8 @@ def test_stack_dumps_of_workers_go_on_working():
     assert "in serve" in err
 
 
-def test_stack_dumps_that_go_on_to_a_handler_outlive_a_session():
-    """The handler of faulthandler lies over Python's own, of which alone Python knows."""
+def test_stack_dumps_that_call_a_handler_outlive_a_session():
+    """Deferring signals keeps a chained handler of faulthandler, although `signal` sees only the handler below it."""
     out, err = run_script(
         """
         import faulthandler
