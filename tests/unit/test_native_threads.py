@@ -1,4 +1,4 @@
-"""The C code of the core without Python: threads instead of ranks, so that sanitizers see shared memory."""
+"""The C core without Python: ranks are threads, so that sanitizers can check accesses to shared memory."""
 
 import os
 import random
@@ -19,7 +19,7 @@ HEAP = ["heap.c", "heap_mapping.c"]
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory):
-    """Compiles a program of tests/native with sanitizers; skips the test where there are none."""
+    """Return a function that compiles a program of tests/native with sanitizers, or skips the test without them."""
 
     def compiled(name, sources, sanitizers):
         program = tmp_path_factory.mktemp("native") / name
@@ -30,7 +30,7 @@ def build(tmp_path_factory):
         probe = subprocess.run([COMPILER, *flags, trivial, "-o", program], capture_output=True, timeout=60, check=False)
         if probe.returncode or subprocess.run([program], capture_output=True, timeout=60, check=False).returncode:
             pytest.skip(f"{COMPILER} has no -fsanitize={sanitizers} that works here")
-        # A thread that waits for a core sleeps through no poll.
+        # A poll interval long enough that a thread which waits for a core misses no poll.
         flags += ["-DPOLL_NS=900000000", "-DHEAP_IDLE_NS=20000000", "-Wall", "-Werror", f"-I{CORE}"]
         files = [ROOT / "tests" / "native" / f"{name}.c", *(CORE / source for source in sources)]
         subprocess.run([COMPILER, *flags, *files, "-o", program], timeout=150, check=True)

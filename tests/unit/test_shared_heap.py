@@ -1,4 +1,4 @@
-"""The shared heap alone: blocks against a model, pages against the file's contents, limits, forks, sanitizers."""
+"""The shared heap alone: blocks compared with a model, pages of its file, limits and forks."""
 
 import contextvars
 import ctypes
@@ -22,7 +22,7 @@ PAGE = 4096
 
 
 class Made:
-    """Regions over a file that the test can look at, and how to allocate there."""
+    """A shared heap whose file the test can inspect, and calls that allocate in it."""
 
     def __init__(self, n_ranks=2, rank=0, size=SIZE, keep=SIZE, shared=True):
         fd = new_descriptor() if shared else -1
@@ -32,7 +32,7 @@ class Made:
         self._file = os.dup(fd) if shared else None
 
     def make(self, function, *arguments, **keywords):
-        """What a function gives that allocates in the region."""
+        """Return the result of a function, whose arrays are allocated in this rank's region."""
         return self.heap.call(lambda _: function(*arguments, **keywords), None)
 
     def run(self, n_commands):
@@ -43,7 +43,7 @@ class Made:
         return self.heap.counts()[self.rank]
 
     def pages(self):
-        """Bytes that the file has, but for the page of counts."""
+        """Return the bytes of the file's pages, without the page of counts."""
         return os.fstat(self._file).st_blocks * 512 - PAGE
 
     def close(self):
@@ -60,7 +60,7 @@ def made():
 
 
 def block(n_bytes):
-    """The size of the block for so many bytes, by another way than the library's."""
+    """Return the expected block size for ``n_bytes``, computed independently of the library."""
     if n_bytes < native.SMALLEST_BLOCK:
         return 0
     pages = -(-n_bytes // PAGE)
@@ -152,7 +152,7 @@ def test_freed_blocks_are_used_again_and_zeroed_where_zeros_are_wanted(made):
         del array
 
 
-def test_what_commands_no_longer_need_is_given_back(made):
+def test_memory_that_commands_no_longer_need_is_freed(made):
     for _ in range(300):
         made.make(lambda: [np.ones(MEGABYTE, np.uint8) for _ in range(2)])
     assert made.counts()[:2] == (0, 2 * MEGABYTE)
@@ -172,8 +172,8 @@ def test_pages_are_kept_up_to_a_bound():
     assert one.counts() == (0, 0, 0)
 
 
-def test_addresses_of_what_was_given_back_join_again():
-    """A region has twice its memory's worth of arrays of one size, then of another."""
+def test_freed_addresses_are_merged():
+    """After arrays of one size are freed, arrays of another size fill the region."""
     one = Made(size=8 * MEGABYTE)
     for n in (20_000, 70_000, 300_000, 3_000_000, 8 * MEGABYTE):
         arrays = one.make(lambda n=n: [np.ones(n, np.uint8) for _ in range(8 * MEGABYTE // block(n))])
@@ -198,7 +198,7 @@ def test_where_arrays_lie(made):
     assert made.heap.offset(beyond) is None
 
 
-# ---------------------------------------------------------------- who allocates there
+# ---------------------------------------------------------------- the allocation handler
 
 
 def test_the_handler_is_set_within_a_call_alone(made):
@@ -295,14 +295,14 @@ def test_freeing_at_exit_and_at_any_time_after_closing():
 # ---------------------------------------------------------------- too little memory
 
 
-def test_what_may_not_be_taken_is_mallocs(made):
+def test_arrays_beyond_the_allowed_bytes_are_allocated_by_malloc(made):
     made.heap.allow(10 * MEGABYTE)
     arrays = made.make(lambda: [np.ones(3 * MEGABYTE, np.uint8) for _ in range(5)])
     assert sum(made.heap.offset(array) is not None for array in arrays) == 3
     assert made.heap.short
     assert all((array == 1).all() for array in arrays)
     arrays.clear()
-    array = made.make(np.ones, 8 * MEGABYTE, np.uint8)  # in the place of what was kept
+    array = made.make(np.ones, 8 * MEGABYTE, np.uint8)  # replaces the kept blocks
     assert made.heap.offset(array) is not None
     assert made.pages() == 8 * MEGABYTE
 
@@ -347,7 +347,7 @@ def test_a_descriptor_that_the_program_has_closed_is_not_touched():
 
 
 def in_child(function):
-    """Whether a function is true in a child that is forked."""
+    """Return whether a function returns a true value in a forked child."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -357,14 +357,14 @@ def in_child(function):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_a_child_has_the_values_of_its_birth_for_itself(made):
+def test_a_child_has_its_own_copy_of_the_values_at_the_fork(made):
     arrays = made.make(lambda: [np.full(n, 3.0) for n in (5_000, 100_000, 9_000, 20_000)])
-    del arrays[2]  # a gap between the live ones
+    del arrays[2]  # leaves a gap between arrays
     ready, go = os.pipe(), os.pipe()
 
     def live():
         os.write(ready[1], b"x")
-        os.read(go[0], 1)  # the parent has written meanwhile
+        os.read(go[0], 1)  # until the parent has written
         right = all((array == 3).all() for array in arrays)
         for array in arrays:
             array[:] = 7
@@ -393,13 +393,13 @@ def test_a_child_has_the_values_of_its_birth_for_itself(made):
         os.close(end)
 
 
-def test_a_child_holds_nothing_of_the_memory(made):
+def test_a_child_maps_no_shared_memory(made):
     array = made.make(np.ones, 100_000)
     assert in_child(lambda: not [line for line in mapped() if "s " in line.split()[1]] and (array == 1).all())
 
 
 def test_forks_while_threads_allocate(made):
-    """Whatever they are in the midst of: a child never waits for a lock that another thread had."""
+    """A child never waits for a lock that another thread held at the fork."""
     over = threading.Event()
     held = made.make(np.full, 30_000, 4.0)
 
@@ -417,20 +417,20 @@ def test_forks_while_threads_allocate(made):
     assert (held == 4).all() and not any(one.exception() for one in running)
 
 
-def test_a_child_without_room_for_copies_is_reported(made):
+def test_a_child_without_memory_for_copies_is_reported(made):
     array = made.make(np.ones, MEGABYTE)
     made.heap.allow(MEGABYTE)
     with pytest.warns(RuntimeWarning, match=r"no copy of the 8,?388,?608 bytes"):
         pid = os.fork()
         if pid == 0:
             os._exit(int(array[0]))
-    assert os.waitpid(pid, 0)[1] == 11  # SIGSEGV, and not somebody else's values
+    assert os.waitpid(pid, 0)[1] == 11  # SIGSEGV instead of wrong values
     made.heap.allow(9 * MEGABYTE)
     assert in_child(lambda: array[0] == 1)
 
 
 def test_ranks_share_and_take_regions_over():
-    """One that is forked in the place of another finds its own region empty, and those of others as they are."""
+    """A rank forked to replace another finds its own region empty, and the regions of others unchanged."""
     one = Made(n_ranks=3, rank=0)
     array = one.make(np.full, 100_000, 2.0)
     start = one.heap.offset(array)
@@ -442,7 +442,7 @@ def test_ranks_share_and_take_regions_over():
                 one.heap.take(rank)
                 one.heap.allow(SIZE)
                 right = one.heap.counts()[rank] == (0, 0, 0)
-                own = one.make(np.zeros, 100_000)  # of pages that had something else before
+                own = one.make(np.zeros, 100_000)  # on pages that another process had written to
                 right &= not own.any() and one.heap.offset(own) == rank * SIZE
                 own[:] = rank
                 array[rank] = 10 + rank
@@ -456,17 +456,17 @@ def test_ranks_share_and_take_regions_over():
     assert (array[:4] == [2, 11, 12, 2]).all()
     assert one.heap.offset(array) == start
     assert [count[0] for count in one.heap.counts()] == [block(array.nbytes)] * 3
-    memory = (ctypes.c_char * (3 * SIZE - start)).from_address(array.ctypes.data)  # all heap from the array on
+    memory = (ctypes.c_char * (3 * SIZE - start)).from_address(array.ctypes.data)  # the heap from the array on
     neighbor = np.ndarray(100_000, np.float64, memory, 2 * SIZE - start)
     assert (neighbor == 2).all()
-    assert in_child(lambda: array[1] == 11)  # no rank any more
+    assert in_child(lambda: array[1] == 11)  # the child is not a rank
     one.close()
 
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("length", [50_000, 99_999, 200_000, 10])
 def test_a_rank_resizes_an_array_of_the_process_that_forked_it(shared, length):
-    """The block stays the other's, so that the new one is a copy; new elements are zeros."""
+    """The rank gets a copy, because the block belongs to the other process; new elements are zeros."""
     one = Made(shared=shared)
     array = one.make(np.arange, 100_000.0)
     original = array.ctypes.data

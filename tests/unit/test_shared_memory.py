@@ -1,4 +1,4 @@
-"""Collectives between bare processes: through staging buffers and in place, bitwise equal to NumPy."""
+"""Collectives between bare processes, through staging buffers and in place: bitwise equal to NumPy."""
 
 import functools
 import os
@@ -11,24 +11,24 @@ from synkhronos._collectives.shared_memory import ShapesDiffer
 from synkhronos._native import native
 
 UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-LANE_BYTES = native.STAGING_BYTES
+STAGING_BYTES = native.STAGING_BYTES
 
 
-@pytest.fixture(params=["direct", "lanes", "mixed"])
+@pytest.fixture(params=["direct", "staged", "mixed"])
 def way(request):
-    """In place, in memory that all ranks map; without such memory, through staging buffers; or either, by the rank."""
+    """Return how ranks read arrays: "direct" in the shared heap, "staged" in buffers, or "mixed" by the rank."""
     return request.param
 
 
 def run(way, n_ranks, work):
-    Ranks(n_ranks, shared_heap=way != "lanes").run(work)
+    Ranks(n_ranks, shared_heap=way != "staged").run(work)
 
 
 def placed(way, me, array):
-    """A copy of an array in memory that the others map, or not."""
+    """Return a copy of an array, in the shared heap or in private memory."""
     if way == "direct" or (way == "mixed" and me.rank == 0):
         return array.copy()
-    memory = bytearray(array.nbytes + 64)  # which Python allocates, not NumPy
+    memory = bytearray(array.nbytes + 64)  # allocated by Python, so not in the shared heap
     copy = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
     copy[...] = array
     return copy
@@ -40,7 +40,7 @@ def values_of(rank, size, dtype):
 
 
 @pytest.mark.parametrize("op", ["sum", "prod", "max", "min"])
-def test_every_op_gives_on_every_rank_what_numpy_gives_in_the_order_of_ranks(ranks, way, op):
+def test_every_op_equals_numpys_reduction_in_rank_order_on_every_rank(ranks, way, op):
     sizes = [(3, "float32"), (300_001, "float32"), (1000, "uint8"), (100_000, "int64"), (70_000, "float64")]
     sizes += [(5000, "complex128"), (17, "complex64"), (0, "float64")]
 
@@ -65,7 +65,7 @@ def test_averages(ranks, way, dtype):
             me.begin(number)
             array = placed(way, me, values_of(me.rank, 150_000, dtype))
             if me.rank == 1 and given and array.dtype.kind == "f":
-                array[:] = np.nan  # left out by its weight of 0
+                array[:] = np.nan  # ignored because of its weight of 0
             me.transport.all_reduce([array], "avg", given)
             every = np.array([values_of(rank, 150_000, dtype) for rank in range(me.n_ranks)], "float64")
             expected = np.average(every, axis=0, weights=given)
@@ -77,7 +77,7 @@ def test_averages(ranks, way, dtype):
 
 
 def test_many_arrays_and_blocks_one_after_the_other(way):
-    """Fast and slow ranks, so that whoever does not wait for others would read too early or write too late."""
+    """Random delays of ranks show a rank that reads too early or writes too late."""
 
     def work(me):
         random = np.random.RandomState(7)
@@ -100,7 +100,7 @@ def test_many_arrays_and_blocks_one_after_the_other(way):
 @pytest.mark.parametrize(
     ("op", "result"), [("sum", "int64"), ("sum", "float32"), ("max", "float32"), ("avg", "int16"), ("avg", "float64")]
 )
-def test_reduce_gives_to_one_rank_what_it_leaves_unchanged_on_the_others(ranks, way, op, result):
+def test_reduce_returns_the_result_to_one_rank_and_changes_no_input(ranks, way, op, result):
     root, size, dtype = ranks // 2, 400_001, "float32" if result == "float32" else "int16"
 
     def work(me):
@@ -123,7 +123,7 @@ def test_reduce_gives_to_one_rank_what_it_leaves_unchanged_on_the_others(ranks, 
 
 
 def test_reduce_in_place_and_all_gather_one_after_the_other(way):
-    """Of uneven lengths, some of them 0, in many blocks; the rank that takes the result is the last."""
+    """Arrays have uneven lengths, some of them 0, and many blocks; the last rank gets the result of `reduce`."""
 
     def work(me):
         random = np.random.RandomState(7)
@@ -164,7 +164,7 @@ def test_different_shapes_change_nothing(way, differing, reduce):
         assert (arrays[1] == me.rank).all()
         me.begin(2)
         me.barrier()
-        again = np.ones(LANE_BYTES, "uint8")
+        again = np.ones(STAGING_BYTES, "uint8")
         me.transport.all_reduce([again], "sum", None)
         assert (again == 3).all()
 
@@ -182,7 +182,7 @@ def test_empty_arrays_and_none_at_all(way):
     run(way, 2, work)
 
 
-def test_what_does_not_go_together_is_refused():
+def test_arguments_that_do_not_fit_together_are_refused():
     def work(me):
         core = me.transport._core
         one = np.ones(4)

@@ -1,4 +1,4 @@
-"""Synchronisation of processes: no rank waits forever or continues too early, and every wait can be left."""
+"""Synchronization of processes: no rank waits forever or continues too early, and every wait can be aborted."""
 
 import os
 import time
@@ -16,7 +16,7 @@ each_spin = pytest.mark.parametrize("spin", [0.0, 100e-6], ids=["parks", "spins"
 
 
 @each_spin
-def test_nobody_goes_on_before_all_have_arrived(ranks, spin):
+def test_no_rank_continues_before_all_have_arrived(ranks, spin):
     def work(me):
         for step in range(1, 400):
             me.board[me.rank] = step
@@ -28,7 +28,7 @@ def test_nobody_goes_on_before_all_have_arrived(ranks, spin):
 
 @each_spin
 def test_no_wake_up_is_lost(ranks, spin):
-    """A rank that nobody woke would sleep for POLL seconds: every time, that takes too long."""
+    """A rank that is not woken sleeps for POLL seconds; this happens in few of many barriers."""
 
     def work(me):
         slow = 0
@@ -36,14 +36,14 @@ def test_no_wake_up_is_lost(ranks, spin):
             began = time.monotonic()
             me.barrier()
             slow += time.monotonic() - began > 0.9 * POLL
-        assert slow < 40, f"{slow} of 400 barriers were slow"  # a few, if others use the cores
+        assert slow < 40, f"{slow} of 400 barriers were slow"  # a few are slow if other processes use the cores
 
     Ranks(ranks, spin).run(work)
 
 
 @each_spin
 def test_messages_and_answers(ranks, spin):
-    """As between a master and its workers."""
+    """The controller sends a message to its workers, and waits for their answers."""
 
     def work(me):
         sync = me.sync
@@ -73,7 +73,7 @@ def test_a_rank_may_work_between_arriving_and_waiting():
     Ranks(3).run(work)
 
 
-def test_who_waits_at_a_barrier_notes_it_as_straggling():
+def test_a_wait_at_a_barrier_is_recorded_as_straggling():
     def work(me):
         me.timeline.start(0)
         if me.rank == 1:
@@ -86,7 +86,7 @@ def test_who_waits_at_a_barrier_notes_it_as_straggling():
 
 
 @each_spin
-def test_an_abort_releases_those_that_wait(spin):
+def test_an_abort_releases_waiting_ranks(spin):
     def parked(pid):
         return pid and psutil.Process(int(pid)).status() == psutil.STATUS_SLEEPING
 
@@ -104,12 +104,12 @@ def test_an_abort_releases_those_that_wait(spin):
     Ranks(3, spin).run(work)
 
 
-def test_a_rank_that_gave_up_is_in_step_again_with_the_next_command():
+def test_a_rank_that_left_a_barrier_is_in_step_again_with_the_next_command():
     def work(me):
         for number in range(1, 20):
             me.begin(number)
             for _ in range(number % 4 if me.rank else 0):
-                me.barrier.arrive()  # and never waits
+                me.barrier.arrive()  # without a wait
             me.begin(100 * number)
             me.board[me.rank] = number
             me.barrier()
@@ -120,7 +120,7 @@ def test_a_rank_that_gave_up_is_in_step_again_with_the_next_command():
 
 
 @each_spin
-def test_a_wait_asks_again_and_again_whether_it_makes_sense(spin):
+def test_a_wait_calls_its_check_repeatedly(spin):
     class PeerIsDead(Exception):
         pass
 
@@ -139,13 +139,13 @@ def test_a_wait_asks_again_and_again_whether_it_makes_sense(spin):
     Ranks(1, spin).run(work)
 
 
-def test_to_be_woken_in_vain_does_no_harm():
+def test_a_spurious_wake_up_does_not_end_a_wait():
     def work(me):
         for step in range(1, 30):
             me.board[me.rank] = step
             for _ in range(10 * (me.rank == 2)):
                 time.sleep(0.0005)
-                me.sync.post(SENT, 0)  # which wakes all that are parked
+                me.sync.post(SENT, 0)  # wakes all parked ranks
             me.barrier()
             assert (me.board[:3] >= step).all()
 

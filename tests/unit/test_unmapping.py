@@ -1,4 +1,4 @@
-"""`_memory.mapping`: memory is unmapped with the last array that views it, whatever interrupts that."""
+"""`_memory.mapping`: memory is unmapped with the last array that views it, even if interrupted."""
 
 import contextlib
 import signal
@@ -47,7 +47,7 @@ def test_no_python_objects_are_placed():
 
 
 def test_interrupts_at_any_moment_lose_no_mapping(no_garbage_collection):
-    """Ten thousand, wherever they come, while mappings come and go."""
+    """10,000 interrupts come at random moments while memory is mapped and unmapped."""
     segment = Segment.create(1 << 16)
     delays = np.random.RandomState(0).uniform(20e-6, 120e-6, 10_000)
     before, made = n_mappings(), 0
@@ -56,7 +56,7 @@ def test_interrupts_at_any_moment_lose_no_mapping(no_garbage_collection):
             with contextlib.suppress(Interrupt):
                 signal.setitimer(signal.ITIMER_REAL, delay)
                 end = time.monotonic() + 1
-                while time.monotonic() < end:  # see test_deferring_under_fire_puts_every_handler_back
+                while time.monotonic() < end:  # see tests/faults/test_user_signals.py
                     map_shared(segment.fileno(), 5000)
                     made += 1
     assert made > 10_000
@@ -82,6 +82,6 @@ def test_a_limit_of_address_space_is_named():
 
 
 @pytest.mark.parametrize("size", [2**62, 2**64])
-def test_more_than_there_can_be(size):
+def test_a_size_beyond_the_address_space_is_a_memory_error(size):
     with pytest.raises(MemoryError, match="cannot map"):
         map_shared(0, size)
