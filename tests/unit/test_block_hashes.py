@@ -1,4 +1,4 @@
-"""Blocks of memory on another node: taken, put, and identified by their digests."""
+"""Blocks of memory sent to another node: `take`, `put` and their digests."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_each_bit_counts_for_a_digest(n_bytes):
 
 
 def test_a_digest_is_that_of_the_paper():
-    """NH: the sum of products of pairs of words, to each of which one of the key is added; twice."""
+    """A digest is two NH hashes: sums of products of pairs of words, each added to a word of the key."""
     content = np.random.RandomState(0).randint(0, 256, BLOCK + 40).astype(np.uint8)
     key = np.random.RandomState(1).bytes(BLOCK + 16)
     out = np.empty((2, 4), np.uint64)

@@ -1,4 +1,4 @@
-"""Which arrays of a collective on several nodes are sent with the votes, which alone, and which together."""
+"""Division of the arrays of a collective on several nodes: sent with the votes, alone or together."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ F4, F8, F2 = np.dtype("float32"), np.dtype("float64"), np.dtype("float16")
 
 
 def part(n_bytes, dtype=F4, op="sum", sizes=(2, 2), returned=None):
-    way_of.cache_clear()  # equal ways need not be one object
+    way_of.cache_clear()  # equal ways may be different objects
     array = np.empty(n_bytes // dtype.itemsize, dtype)
     way = way_of(op, dtype, returned or dtype, (1,) * sum(sizes), sizes)[1]
     return array, np.empty(array.size, way.returned), way
@@ -46,7 +46,7 @@ def test_only_what_is_reduced_the_same_way_shares():
     for one, other in [
         (part(n), part(n, F8)),
         (part(n), part(n, op="max")),
-        (part(n, F2), part(n, F2)),  # of which leaders bring what each rank has
+        (part(n, F2), part(n, F2)),  # leaders send each rank's array
         (part(n), (np.empty(n, F4), None, [n // 4] * 4)),  # gathered
     ]:
         assert sizes_of([one, other, one])[1] == [[some[0].nbytes] for some in (one, other, one)]

@@ -1,10 +1,10 @@
-"""Data cached on another node: its size, and files that exist there already."""
+"""Cache of the controller's data on another node: its size, and files that exist on both nodes."""
 
 import os
 
 import numpy as np
 import pytest
-from test_shipping import NOTHING, OURS, WORLD, call, master
+from test_shipping import NOTHING, OURS, WORLD, call, controller_table
 
 from synkhronos._memory import ArrayRef, SegmentTable, find_part, open_part, segment_of_file
 from synkhronos._memory import memfd as anonymous
@@ -13,35 +13,35 @@ from synkhronos._rank import Put, Source
 from synkhronos._utils.rows import Rows, shares
 
 
-def room(cache):
-    """The bytes that the memory of a cache takes."""
+def size_of(cache):
+    """Return the bytes of memory that a cache occupies."""
     return sum(512 * os.fstat(one.fileno()).st_blocks for one in cache.new)
 
 
-def test_large_memory_takes_no_more_room_than_what_has_come():
+def test_a_cache_occupies_no_more_memory_than_the_rows_received():
     data = np.random.RandomState(0).rand(2000, 1000)
-    table, refs = master(data=data)
+    table, refs = controller_table(data=data)
     cache = SegmentCache(SegmentTable())
     shipping = Shipping(table, WORLD)
     parts = tuple(shares(len(data), WORLD.n_ranks))
     [shipment] = shipping.load(call(Source(refs["data"], Rows(0, len(data))), parts), 1)
     cache.take(shipment, ())
     assert cache.new[0].ref.size == data.nbytes
-    assert data.nbytes // 5 <= room(cache) < data.nbytes // 5 + 2 * BLOCK
+    assert data.nbytes // 5 <= size_of(cache) < data.nbytes // 5 + 2 * BLOCK
     rows = np.arange(0, 2000, 100)
     table.add("rows", rows.view(np.uint8))
     chosen = Source(refs["data"], ArrayRef("rows", 0, rows.shape, rows.dtype.str))
     [shipment] = shipping.load(call(chosen, (Rows(0, 20),) * 5), 1)
     cache.take(shipment, ())
-    assert shipment.fill == []  # not kept twice
-    assert room(cache) < data.nbytes // 5 + (3 * 20 + 10) * BLOCK
+    assert shipment.fill == []  # the cache has all these rows already
+    assert size_of(cache) < data.nbytes // 5 + (3 * 20 + 10) * BLOCK
     assert np.array_equal(cache.new[0].array(data.shape, data.dtype)[rows], data[rows])
     cache.take(NOTHING, ["data", "rows"])
     assert cache.new == []
     cache.close()
 
 
-def test_a_file_that_is_there_too_is_opened_and_else_its_rows_travel(tmp_path):
+def test_a_file_that_the_node_has_is_opened_and_otherwise_its_rows_are_sent(tmp_path):
     here, there = tmp_path / "ours", tmp_path / "theirs"
     for folder in (here, there):
         folder.mkdir()
@@ -57,7 +57,7 @@ def test_a_file_that_is_there_too_is_opened_and_else_its_rows_travel(tmp_path):
     shipping, command = Shipping(table, WORLD), Put((0,), (Source(ref, None),))
 
     def send():
-        """What the ranks read then; on the way, the file of the other machine gets this one's name."""
+        """Send the data to the other node, whose file has another path, and return the array that its ranks read."""
         wanted = shipping.files(command)
         theirs = {key: part._replace(path=part.path.replace("/ours/", "/theirs/")) for key, part in wanted.items()}
         shipping.found(1, wanted, [cache.open(key, part) for key, part in theirs.items()])
@@ -69,7 +69,7 @@ def test_a_file_that_is_there_too_is_opened_and_else_its_rows_travel(tmp_path):
     assert np.array_equal(send(), values) and shipping.n_bytes == 0
     first = cache.new[0]
     assert np.array_equal(send(), values) and cache.new == [first] and shipping.files(command) == {}
-    np.save(there / "x.npy", OURS + 1)  # another file, in its place
+    np.save(there / "x.npy", OURS + 1)  # replaces the file
     with pytest.raises(OSError, match=r"theirs/x.npy was changed on this node while it was used"):
         send()
     assert cache.lacks
@@ -89,7 +89,7 @@ def test_a_file_that_is_there_too_is_opened_and_else_its_rows_travel(tmp_path):
     assert cache.new == []
 
 
-def test_files_that_differ_in_a_page_that_is_looked_at_are_other_files(tmp_path):
+def test_files_that_differ_in_a_compared_page_are_different_files(tmp_path):
     values = np.random.RandomState(0).rand(100_000)
     for name in ("x", "y", "z"):
         values.tofile(tmp_path / name)
@@ -105,7 +105,7 @@ def test_files_that_differ_in_a_page_that_is_looked_at_are_other_files(tmp_path)
     assert np.array_equal(open_part(part, "key").array(mapped.shape, float), values[10:])
     assert open_part(part._replace(path=str(tmp_path / "z")), "key") is None
     assert open_part(part._replace(path=str(tmp_path / "none")), "key") is None
-    assert open_part(part._replace(path=str(tmp_path / "y")), "key") is not None  # the byte is in no part of it
+    assert open_part(part._replace(path=str(tmp_path / "y")), "key") is not None  # the changed byte is not in the part
     mapped = np.memmap(tmp_path / "x", np.float64, "r")
     part = find_part(str(tmp_path / "x"), 0, segment_of_file(mapped).bytes)
     assert open_part(part._replace(path=str(tmp_path / "y")), "key") is None
@@ -113,9 +113,9 @@ def test_files_that_differ_in_a_page_that_is_looked_at_are_other_files(tmp_path)
     assert find_part(str(tmp_path / "y"), 0, segment_of_file(mapped).bytes) is None
 
 
-def test_a_machine_without_room_says_so_and_takes_it_in_when_there_is(monkeypatch):
+def test_a_node_without_memory_raises_an_error_and_stores_the_data_later(monkeypatch):
     data = np.random.RandomState(0).rand(2000, 1000)
-    table, refs = master(data=data)
+    table, refs = controller_table(data=data)
     cache, shipping = SegmentCache(SegmentTable()), Shipping(table, WORLD)
     command = Put((0,), (Source(refs["data"], None),))
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""How messages are pickled and sent: the receiver reads what was written; repeated work is not done again."""
+"""Pickling and sending of messages: the receiver reads what was sent, and equal messages are not pickled again."""
 
 import copy
 import pickle
@@ -64,8 +64,8 @@ def test_messages_that_differ_are_distinguished():
         assert type(getattr(read, "command", None)) is type(getattr(message, "command", None))
 
 
-def test_what_is_put_into_a_box_is_found_there():
-    """Short and long, again and again, by another view of the same memory, whatever became of an earlier attempt."""
+def test_a_mailbox_returns_the_message_put_into_it():
+    """A reader receives short, long and repeated messages, also after an interrupted `put`."""
     here, there = FdChannel.pair()
     writer = Mailbox()
     reader = copy.copy(writer)

@@ -6,7 +6,7 @@ from backend import theano
 from synkhronos._multinode.leader_comm import describe, describe_differences
 
 
-def test_versions_of_this_machine():
+def test_versions_of_this_node():
     found = describe()
     assert found["NumPy"] == np.__version__
     assert found["floatX"] == theano.config.floatX
@@ -14,7 +14,7 @@ def test_versions_of_this_machine():
     assert describe_differences([found, found, dict(found)], ["a", "b", "c"]) == ""
 
 
-def test_each_difference_is_reported_with_both_machines():
+def test_each_difference_is_reported_with_both_nodes():
     found = describe()
     others = {**found, "NumPy": "0.9"}
     del others["floatX"]

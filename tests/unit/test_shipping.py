@@ -1,4 +1,4 @@
-"""Rows sent to another node with a command: all that its ranks read, and few others."""
+"""Rows sent to another node with a command: all rows that its ranks read, and few others."""
 
 import numpy as np
 import pytest
@@ -16,8 +16,8 @@ NOTHING = Shipment([], [], [])
 OURS = np.random.RandomState(0).rand(20, 3)
 
 
-class Machine:
-    """The memory of another machine, in which there is garbage at first."""
+class OtherNode:
+    """The memory of another node, filled with garbage at first."""
 
     def __init__(self):
         self.table = SegmentTable()
@@ -35,7 +35,7 @@ class Machine:
             put(self.table.view(ArrayRef(key, 0, (self.table.n_bytes(key),), "|u1")), blocks, values)
 
 
-def master(**arrays):
+def controller_table(**arrays):
     table, refs = SegmentTable(), {}
     for key, array in arrays.items():
         table.add(key, array.reshape(-1).view(np.uint8))
@@ -57,7 +57,7 @@ def call(source, counts_of, **others):
 def test_the_rows_that_ranks_read_are_there(kind, n):
     data = OURS.T.copy() if kind == "columns" else OURS
     lists = np.random.RandomState(1).randint(0, 20, n)
-    table, refs = master(data=data, lists=lists, starts=np.array([5]))
+    table, refs = controller_table(data=data, lists=lists, starts=np.array([5]))
     chosen = {"range": Rows(4, 4 + n), "list": refs["lists"], "starts": Rows(0, n), "columns": Rows(2, 2 + n)}[kind]
     source = Source(refs["data"], chosen, int(kind == "columns"))
     parts = tuple(shares(n, WORLD.n_ranks))
@@ -65,9 +65,9 @@ def test_the_rows_that_ranks_read_are_there(kind, n):
     command = InOrder((Flush(), call(source, parts, starts=starts)))
     shipping, ours = Shipping(table, WORLD), RowViews(table)
     for node in (1, 2):
-        there = Machine()
+        there = OtherNode()
         there.take(shipping.load(command, node))
-        assert list(shipping.load(command, node)) == [NOTHING]  # it is there already
+        assert list(shipping.load(command, node)) == [NOTHING]  # the node has it already
         for rank in WORLD.ranks_of(node):
             first = 5 if starts else 0
             expected = ours.take(source, parts[rank], first=first)
@@ -76,10 +76,10 @@ def test_the_rows_that_ranks_read_are_there(kind, n):
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_no_row_travels_twice_unless_it_was_written_to(axis):
-    """Epochs over batches of data of which each machine reads a part, and writes in between."""
+    """Each node reads its rows of batches over several epochs; in between, some rows are written to."""
     data = np.random.RandomState(0).rand(*((200, 1, 300) if axis == 0 else (2, 200, 600)))
-    table, refs = master(data=data)
-    shipping, ours, there = Shipping(table, WORLD), RowViews(table), Machine()
+    table, refs = controller_table(data=data)
+    shipping, ours, there = Shipping(table, WORLD), RowViews(table), OtherNode()
 
     def epoch(batches):
         before = shipping.n_bytes
@@ -94,10 +94,10 @@ def test_no_row_travels_twice_unless_it_was_written_to(axis):
     first = epoch(batches)
     assert 0.4 * data.nbytes <= first < 0.5 * data.nbytes
     assert epoch(batches) == 0
-    data[(slice(None),) * axis + (slice(140, 150),)] += 1  # in a share of that machine
+    data[(slice(None),) * axis + (slice(140, 150),)] += 1  # rows of that node
     assert 0 < epoch(batches) < 0.1 * data.nbytes
     assert epoch(batches) == 0
-    data[(slice(None),) * axis + (slice(100, 110),)] += 1  # in nobody's there
+    data[(slice(None),) * axis + (slice(100, 110),)] += 1  # rows of no rank of that node
     data[(slice(None),) * axis + (slice(140, 150),)] -= 1
     assert epoch([*batches, Rows(90, 150)]) > 0
     assert epoch([Rows(90, 150), *batches]) == 0
@@ -106,19 +106,19 @@ def test_no_row_travels_twice_unless_it_was_written_to(axis):
     assert epoch(batches) == first
 
 
-def test_a_rank_without_rows_finds_the_one_that_it_borrows():
-    table, refs = master(data=OURS)
+def test_a_rank_without_rows_receives_the_row_that_it_borrows():
+    table, refs = controller_table(data=OURS)
     source = Source(refs["data"], Rows(7, 8))
     parts = tuple(shares(1, WORLD.n_ranks))
-    there = Machine()
+    there = OtherNode()
     there.take(Shipping(table, WORLD).load(call(source, parts, has_collectives=True), 2))
     assert np.array_equal(there.excerpts.take(source, Rows(0, 1)), OURS[7:8])
 
 
-def test_much_travels_in_pieces_and_is_copied_as_it_travels():
+def test_large_data_are_sent_in_pieces():
     data = np.random.RandomState(0).rand(5000, 1000)
-    table, refs = master(data=data)
-    shipping, there, before = Shipping(table, WORLD), Machine(), 0
+    table, refs = controller_table(data=data)
+    shipping, there, before = Shipping(table, WORLD), OtherNode(), 0
     for shipment in shipping.load(Put((0,), (Source(refs["data"], None),)), 1):
         there.take([shipment])
         assert shipping.n_bytes - before < 2 * PIECE * BLOCK
@@ -126,20 +126,20 @@ def test_much_travels_in_pieces_and_is_copied_as_it_travels():
     assert before == data.nbytes and np.array_equal(there.table.view(refs["data"]), data)
 
 
-def test_values_go_only_to_machines_whose_ranks_are_set():
-    table, refs = master(data=OURS)
+def test_values_are_sent_only_to_nodes_whose_ranks_are_set():
+    table, refs = controller_table(data=OURS)
     shipping = Shipping(table, WORLD)
     command = Put((0,), (Source(refs["data"], None),), ranks=(2,))
     assert list(shipping.load(command, 2)) == [NOTHING]
-    there = Machine()
+    there = OtherNode()
     there.take(shipping.load(command, 1))
     assert np.array_equal(there.table.view(refs["data"]), OURS)
     shipping.forget(["data"])
     assert next(shipping.load(command, 1)).make == [("data", OURS.nbytes)]
 
 
-def test_a_machine_that_could_not_take_in_what_came_gets_it_again():
-    table, refs = master(data=OURS)
+def test_a_node_that_failed_to_store_values_receives_them_again():
+    table, refs = controller_table(data=OURS)
     shipping, command = Shipping(table, WORLD), Put((0,), (Source(refs["data"], None),))
     [first] = shipping.load(command, 1)
     list(shipping.load(command, 2))
@@ -156,7 +156,7 @@ def test_a_machine_that_could_not_take_in_what_came_gets_it_again():
         ({"PMI_SIZE": "4", "PMI_RANK": "1"}, 4),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, 2),
         ({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "3"}, 3),
-        ({"SLURM_NTASKS": "3"}, 1),  # in sbatch's script, which srun has not started
+        ({"SLURM_NTASKS": "3"}, 1),  # in sbatch's script, not started by srun
     ],
 )
 def test_launchers_say_how_many_processes_there_are(environment, n):
