@@ -1,4 +1,4 @@
-"""Finding CUDA's libraries and their versions, and the private folder of links to them."""
+"""Search for CUDA's libraries and their versions, and the private folder of links to them."""
 
 import os
 import shutil
@@ -47,7 +47,7 @@ class TestFinder:
         finder = Finder(environment, [str(tmp_path / "site")], str(tmp_path), empty_cache)
         assert finder.candidates("cublas")[:1] == [str(file)]
 
-    def test_finds_what_the_loader_knows(self, tmp_path):
+    def test_finds_libraries_in_the_loader_cache(self, tmp_path):
         file = build(tmp_path / "opt" / "libnccl.so.2", SOURCES["nccl"], NUMBER=21805)
         cache = build_cache(tmp_path / "cache", file.parent)
         finder = Finder({}, [], str(tmp_path / "root"), cache)
@@ -68,9 +68,9 @@ class TestFinder:
     def test_leaves_out_what_cannot_be_loaded(self, tmp_path, empty_cache):
         folder = tmp_path / "libraries"
         good = build(folder / "libnccl.so.2", SOURCES["nccl"], NUMBER=21805)
-        (folder / "libnccl.so").write_text("GROUP ( libnccl.so.2 )")  # a script for the linker
+        (folder / "libnccl.so").write_text("GROUP ( libnccl.so.2 )")  # a linker script
         foreign = bytearray(good.read_bytes())
-        foreign[18:20] = b"\x08\x00"  # the processor: MIPS
+        foreign[18:20] = b"\x08\x00"  # built for MIPS
         (folder / "libnccl.so.1").write_bytes(foreign)
         (folder / "libnccl.so.3").symlink_to("nowhere")
         (folder / "libnccl_static.so.2").write_bytes(good.read_bytes())
@@ -100,7 +100,7 @@ class TestVersions:
         assert (found.chosen[name].path, found.chosen[name].version) == (str(file), version)
 
     @pytest.mark.parametrize(("number", "version"), [(8907, "8.9.7"), (90100, "9.1.0"), (4008, "4.0.8")])
-    def test_a_cudnn_that_theano_cannot_speak_to(self, tmp_path, empty_cache, number, version):
+    def test_a_cudnn_that_theano_does_not_support(self, tmp_path, empty_cache, number, version):
         build(tmp_path / "usr/local/cuda/lib64/libcudnn.so.8", SOURCES["cudnn"], NUMBER=number)
         found = survey(Finder({}, [], str(tmp_path), empty_cache), os.environ)
         assert "cudnn" not in found.chosen
@@ -132,7 +132,7 @@ class TestVersions:
         build_cublas(tmp_path / "site/nvidia/cublas/lib", 12, 9)
         build_cublas(tmp_path / "site/nvidia/cu13/lib", 13, 0)
         finder = Finder({}, [str(tmp_path / "site")], str(tmp_path), empty_cache)
-        for gpus in (None, [Gpu("a", 1, 70), Gpu("b", 1, 90)]):  # asked for, as the choice depends on them, or given
+        for gpus in (None, [Gpu("a", 1, 70), Gpu("b", 1, 90)]):  # queried from the driver, or given
             found = survey(finder, os.environ, gpus)
             assert found.chosen["nvrtc"].version == (12, 9)
             assert found.chosen["cublas"].version == (12, 9, 1)
@@ -170,11 +170,11 @@ class TestVersions:
         assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
-def test_what_a_question_started_is_ended_with_it(tmp_path):
+def test_processes_started_by_a_probe_end_with_it(tmp_path):
     note = tmp_path / "pid"
     program = f"""
         import os, subprocess, sys, time
-        child = subprocess.Popen(["sleep", "60"])  # it keeps the standard output open
+        child = subprocess.Popen(["sleep", "60"])  # keeps standard output open
         open({str(note)!r}, "w").write(str(child.pid))
         print('{{"known": 1}}', flush=True)
         time.sleep(60)
@@ -188,7 +188,7 @@ def test_what_a_question_started_is_ended_with_it(tmp_path):
 class TestPrivateFolder:
     @pytest.fixture(autouse=True)
     def elsewhere(self, tmp_path, monkeypatch):
-        """The folder of temporary files, to which the search falls back."""
+        """Set a folder of temporary files, the fallback of `private_folder`."""
         temporary = tmp_path / "tmp"
         temporary.mkdir()
         temporary.chmod(0o1777)
@@ -240,9 +240,9 @@ class TestPrivateFolder:
         os.chmod(self.make(tmp_path, {"a": "/x"}), 0o770)
         assert os.path.dirname(self.make(tmp_path, {"a": "/x"})) == self.fallback
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change a file's owner")
     @pytest.mark.parametrize("level", [0, 1, 2])
-    def test_what_somebody_else_owns_is_not_used(self, tmp_path, level):
+    def test_folders_of_another_user_are_not_used(self, tmp_path, level):
         folder = Path(self.make(tmp_path, {"a": "/x"}))
         os.chown([folder, *folder.parents][level], 12345, 12345)
         assert os.path.dirname(self.make(tmp_path, {"a": "/x"})) == self.fallback
@@ -266,7 +266,7 @@ class TestPrivateFolder:
         program = """
             import sys
             from synkhronos._cli.gpu_libraries import private_folder
-            sys.stdin.read()  # until all are there
+            sys.stdin.read()  # until all processes have started
             print(private_folder({f"lib/{i}": f"/{i}" for i in range(200)}, {"XDG_CACHE_HOME": sys.argv[1]}))
         """
         command = without_the_package(program, str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""What `python -m synkhronos info` reports."""
+"""The report of `python -m synkhronos info`."""
 
 import json
 import os
@@ -17,10 +17,10 @@ from synkhronos._cli import report as remedies
 from synkhronos._cli.cpus import ENGINES
 from synkhronos._cli.info import examine
 
-ENGINE = ENGINES[_backends.engine]
+BACKEND = ENGINES[_backends.engine]
 
 
-#: Where each Python that suits needs a package.
+#: The marker of a package that every supported Python needs.
 ALL = "; python_version < '3.15'"
 STATES = ("ok", "missing", "unusable", "optional")
 
@@ -34,17 +34,17 @@ class TestInfo:
         assert lines[0].startswith("Synkhronos ")
         assert "CPU cores: ready" in lines
         rows = [line.split() for line in lines]
-        assert ["ok", ENGINE.title] in [row[:2] for row in rows]
+        assert ["ok", BACKEND.title] in [row[:2] for row in rows]
         assert ["ok", "Python", sysconfig.get_config_var("py_version")] in [row[:3] for row in rows]
         names = ["NumPy", "BLAS", "NumPy's", "cores", "memory"]
-        if ENGINE.has_gpus:
+        if BACKEND.has_gpus:
             names += ["Lasagne", "pygpu", "NVRTC", "cuBLAS", "NCCL", "cuDNN", "libOpenCL"]
         found = {row[1]: line for row, line in zip(rows, lines) if len(row) > 1 and row[0] in STATES}
         assert found.keys() >= set(names)
         columns = {line.index(row[1], 2 + len(row[0])) for row, line in zip(rows, lines) if row and row[0] in STATES}
         assert len(columns) == 1, "the names do not stand below each other"
         speed = r"kernels: \d+ GFLOP/s on one core, \d+% of what its vector units can do"
-        n_linked = 1 + ("linked by" in done.stdout)  # NumPy's, and the engine's
+        n_linked = 1 + ("linked by" in done.stdout)  # NumPy's, and the backend's
         assert len(re.findall(speed, done.stdout)) == n_linked
 
     @theano_only("GPUs")
@@ -73,21 +73,21 @@ class TestInfo:
         assert (parts["NCCL"]["version"], parts["NCCL"]["remedy"]) == ("99.2.3", "")
         assert set(report["changed"]) >= {"LD_LIBRARY_PATH", "THEANO_FLAGS"}
 
-    def test_what_is_missing_on_a_bare_machine(self, tmp_path, monkeypatch):
+    def test_missing_parts_are_listed_with_their_remedies(self, tmp_path, monkeypatch):
         (tmp_path / "bin").mkdir()
         monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # no compiler
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         report = examine("0", os.environ, [str(tmp_path)])  # no packages
         parts = {part.name: part for part in report.parts}
         assert report.ready["cpu"] is False
-        assert parts["C++ compiler"].state == ("missing" if ENGINE.module == "theano" else "optional")  # numba serves
+        assert parts["C++ compiler"].state == ("missing" if BACKEND.module == "theano" else "optional")  # or numba
         assert parts["C++ compiler"].remedy.endswith("apt-get install g++")
-        for name, module, requirement in ENGINE.packages:
+        for name, module, requirement in BACKEND.packages:
             assert parts[name].state == ("optional" if module == "lasagne" else "missing")
             assert parts[name].remedy == remedies.pip(requirement)
         text = report.as_text()
         assert "CPU cores: not ready" in text
-        assert ENGINE.packages[2][2].split("=")[0].rstrip(">") in text
+        assert BACKEND.packages[2][2].split("=")[0].rstrip(">") in text
 
     def test_devices_are_those_of_pygpu(self, tmp_path):
         program = """
@@ -121,9 +121,9 @@ def test_the_requirements_are_those_of_the_package():
         "theano": "; python_version < '3.12'",
         "pytensor": "; python_version >= '3.12' and python_version < '3.15'",
     }
-    for name, engine in ENGINES.items():
-        requirements = {requirement for _, module, requirement in engine.packages if module != "lasagne"}
+    for name, backend in ENGINES.items():
+        requirements = {requirement for _, module, requirement in backend.packages if module != "lasagne"}
         missing = {one for one in requirements if {one, one + suits[name], one + ALL} & set(declared) == set()}
         assert missing == ({"numpy>=2", "scipy>=1", "numba>=0.58"} if name == "pytensor" else set())  # PyTensor's own
-    assert all("python_version < '3.1" in one for one in declared)  # pip refuses Synkhronos before it builds any
+    assert all("python_version < '3.1" in one for one in declared)  # so pip rejects Synkhronos before building any
     assert f'lasagne = ["Lasagne==0.1{suits["theano"]}"]' in text

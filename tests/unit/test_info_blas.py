@@ -1,4 +1,4 @@
-"""What `info` reports of the compiler and the BLAS: what works, what does not, and the remedy for each case."""
+"""The report of `info` on the compiler and the BLAS: states, notes and remedies."""
 
 import json
 import os
@@ -17,10 +17,10 @@ from synkhronos._cli.launcher import chosen_in
 from synkhronos._cli.probes import Answer, ask, python
 from synkhronos._theano_compat.blas import candidates
 
-ENGINE = ENGINES["theano"]  # which the tables below describe
+BACKEND = ENGINES["theano"]  # the tables below are for Theano
 HERE = ENGINES[_backends.engine]
 FLAGS, FILES = f"{_backends.engine.upper()}_FLAGS", f"{_backends.engine.upper()}RC"
-#: The exit code of `info`, and the state of the compiler: PyTensor has numba, too.
+#: The exit code of `info`, and the compiler's state, without a compiler. PyTensor can use numba instead.
 WITHOUT_COMPILER = (1, "unusable") if _backends.engine == "theano" else (0, "optional")
 LDFLAGS = HERE.flag("blas.ldflags")
 
@@ -29,7 +29,7 @@ WHEEL = "python -m pip install scipy-openblas32"
 
 @pytest.fixture
 def ldflags(tmp_path, monkeypatch):
-    """A function that looks at the engine with these flags, and reports its BLAS."""
+    """Return a function that starts the backend with given flags and returns the report on its BLAS."""
     monkeypatch.setattr(blas, "peak_of_core", lambda *_: 0.0)
 
     def look(flags, installed=True, **variables):
@@ -46,13 +46,13 @@ def ldflags(tmp_path, monkeypatch):
 
 @pytest.fixture
 def library():
-    """A BLAS under the standard names: the one in SciPy's wheel."""
+    """Return the path of a BLAS with the standard names, that of SciPy's wheel."""
     found = [Path(one.library) for one in candidates("g++", "scipy")]
     return found[0] if found else pytest.skip("this scipy bundles no BLAS")
 
 
 class TestOneModule:
-    """A module is linked by the flags, and its products are called."""
+    """`info` links one module by the flags, and calls its products."""
 
     def test_a_file_by_its_name(self, ldflags, library, tmp_path):
         flags = f"-L{library.parent} -l:{library.name}"
@@ -82,7 +82,7 @@ class TestOneModule:
         subprocess.run(command, input=source, text=True, check=True, timeout=60)
         part = ldflags(f"-L{tmp_path} -lmine")
         assert "its integers have 64 bits, and those that are passed have 32" in part.note
-        if _backends.engine == "theano":  # which Synkhronos links to another one
+        if _backends.engine == "theano":  # Synkhronos links Theano to another BLAS
             assert part.state == "optional" and part.path.endswith("libscipy_openblas.so")
             assert f"{LDFLAGS}=-L{tmp_path} -lmine: its integers" in part.note
         else:
@@ -91,7 +91,7 @@ class TestOneModule:
 
 
 def report(cache, **variables):
-    """The exit code of `info`, and its parts by name."""
+    """Return the exit code of `info`, and its parts by name."""
     done = launch("info", "--json", cache=cache, timeout=170, **variables)
     assert not done.stderr
     return done.returncode, {part["name"]: part for part in json.loads(done.stdout)["parts"]}
@@ -126,7 +126,7 @@ GIVEN, REMOVE = {"THEANO_FLAGS": "floatX=float32,blas.ldflags=-la"}, "remove bla
     ("found", "installed", "variables", "state", "note", "remedy"),
     [
         ({}, False, {}, "optional", "none is linked: NumPy's is called, which is slower", WHEEL),
-        # what is installed is not proposed
+        # an installed package is not proposed
         ({"said": [[False, "passed over"]]}, True, {}, "optional", "none is linked.*\npassed over", "apt-get install"),
         (
             {},
@@ -144,7 +144,7 @@ GIVEN, REMOVE = {"THEANO_FLAGS": "floatX=float32,blas.ldflags=-la"}, "remove bla
 )
 def test_the_remedy_that_fits(found, installed, variables, state, note, remedy):
     environment = {"THEANORC": "/dev/null", **variables}
-    part = blas._engines({"ldflags": "", **found}, True, environment, installed, 0.0, ENGINE)
+    part = blas._engines({"ldflags": "", **found}, True, environment, installed, 0.0, BACKEND)
     assert part.state == state
     assert re.search(note, part.note)
     assert part.remedy.removeprefix("sudo ").startswith(remedy)
@@ -153,19 +153,19 @@ def test_the_remedy_that_fits(found, installed, variables, state, note, remedy):
 def test_a_blas_that_dies_under_larger_products(monkeypatch):
     monkeypatch.setattr(blas, "ask", lambda *_: {"product": Answer("", "ended by signal 11 (Segmentation fault)")})
     found = {"ldflags": "-la", "trouble": "", "objection": "", "file": "/a/liba.so", "module": "/a/module.so"}
-    part = blas._engines(found, True, {"THEANORC": "/dev/null"}, True, 0.0, ENGINE)
+    part = blas._engines(found, True, {"THEANORC": "/dev/null"}, True, 0.0, BACKEND)
     assert (part.state, part.path) == ("unusable", "/a/liba.so")
     assert part.note == "ended by signal 11 (Segmentation fault)\nblas.ldflags is -la"
 
 
-def test_a_blas_is_brought_by_what_there_is_for_the_machine(monkeypatch):
+def test_the_remedy_names_a_package_for_this_processor(monkeypatch):
     assert remedies.blas("blas.ldflags", "", "", installed=False) == WHEEL
     monkeypatch.setattr(remedies.platform, "machine", lambda: "ppc64le")
     assert remedies.blas("blas.ldflags", "", "", installed=False).endswith("apt-get install libopenblas-dev")
 
 
 class TestWhereTheUserChose:
-    """As Theano reads its flags and files."""
+    """Flags and files are searched as Theano reads them."""
 
     @pytest.mark.parametrize(
         ("flags", "chosen"),
@@ -175,7 +175,7 @@ class TestWhereTheUserChose:
             ("'blas.ldflags=-la,-lb'", True),
             ("base_compiledir='a,blas.ldflags=b'", False),
             ("blas.ldflags", False),
-            ("blas.ldflags='-la", False),  # a quote without an end
+            ("blas.ldflags='-la", False),  # an unclosed quote
             ("", False),
         ],
     )
@@ -196,7 +196,7 @@ class TestWhereTheUserChose:
 
 
 def test_kernels_that_fall_short_of_the_processor(tmp_path, monkeypatch):
-    """OpenBLAS takes the next best set of kernels on a processor that it does not know."""
+    """OpenBLAS chooses kernels with narrower vectors on a processor that it does not know."""
     avx2, avx512 = "fpu sse2 avx2 fma", "avx512f avx512cd avx512bw avx512dq avx512vl"
     widths = {"flags\t: fpu sse2\n": 128, f"flags : {avx2}\n": 256, "Features: asimd\n": 0}
     widths[f"flags : {avx2} {avx512}\n"] = 512

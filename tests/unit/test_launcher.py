@@ -1,4 +1,4 @@
-"""The environment that `python -m synkhronos run` prepares, and how it runs programs."""
+"""`python -m synkhronos run`: the environment that it prepares, and how it runs programs."""
 
 import json
 import os
@@ -58,8 +58,8 @@ class TestVariables:
     pytestmark = needs_compiler
 
     @pytest.fixture
-    def machine(self, tmp_path, empty_cache, monkeypatch):
-        """A function that makes the environment on a machine with a driver, of what the user has set."""
+    def prepare(self, tmp_path, empty_cache, monkeypatch):
+        """Return a function of the user's variables that returns those that `run` sets where there is a driver."""
         monkeypatch.setattr(launcher, "SYSTEM_PACKAGES", str(tmp_path / "dist-packages"))
         build_driver(tmp_path / "usr/local/nvidia/lib64")
         site = build_wheels(tmp_path / "site")
@@ -71,8 +71,8 @@ class TestVariables:
 
         return changed
 
-    def test_links_with_their_companions(self, tmp_path, machine):
-        changed = machine()
+    def test_links_with_their_companions(self, tmp_path, prepare):
+        changed = prepare()
         folder = changed["LD_LIBRARY_PATH"]
         nvidia, driver = tmp_path / "site" / "nvidia", tmp_path / "usr/local/nvidia/lib64/libcuda.so.390.157"
         names = {
@@ -86,50 +86,50 @@ class TestVariables:
         found = {name: os.readlink(f"{folder}/{name}") for name in os.listdir(folder)}
         assert found == {name: str(path) for name, path in names.items()}
 
-    def test_what_the_loader_finds_gets_no_link(self, tmp_path, machine):
+    def test_what_the_loader_finds_gets_no_link(self, tmp_path, prepare):
         toolkit = tmp_path / "toolkit"
         shutil.copytree(tmp_path / "site/nvidia/cuda_nvrtc/lib", toolkit)
         (toolkit / "libnvrtc.so").symlink_to("libnvrtc.so.9")
-        folder = machine(LD_LIBRARY_PATH=f"{toolkit}:/x")["LD_LIBRARY_PATH"].split(":")[0]
+        folder = prepare(LD_LIBRARY_PATH=f"{toolkit}:/x")["LD_LIBRARY_PATH"].split(":")[0]
         assert "libcublas.so" in os.listdir(folder)
         assert not [name for name in os.listdir(folder) if "nvrtc" in name]
 
-    def test_the_users_folders_follow(self, machine):
-        first, *rest = machine(LD_LIBRARY_PATH="/x:/y")["LD_LIBRARY_PATH"].split(":")
+    def test_the_users_folders_follow(self, prepare):
+        first, *rest = prepare(LD_LIBRARY_PATH="/x:/y")["LD_LIBRARY_PATH"].split(":")
         assert first.endswith("/lib") and rest == ["/x", "/y"]
 
-    def test_once_set_nothing_is_to_be_set(self, tmp_path, machine):
-        assert machine(**machine()) == {}
+    def test_once_set_nothing_is_to_be_set(self, tmp_path, prepare):
+        assert prepare(**prepare()) == {}
 
-    def test_cudnn_is_switched_off_unless_the_user_chose(self, tmp_path, machine):
-        assert machine()["THEANO_FLAGS"] == "dnn.enabled=False"
-        assert machine(THEANO_FLAGS="floatX=float32,")["THEANO_FLAGS"] == "dnn.enabled=False,floatX=float32,"
-        assert "THEANO_FLAGS" not in machine(THEANO_FLAGS="floatX=float32, dnn.enabled =auto")
+    def test_cudnn_is_switched_off_unless_the_user_chose(self, tmp_path, prepare):
+        assert prepare()["THEANO_FLAGS"] == "dnn.enabled=False"
+        assert prepare(THEANO_FLAGS="floatX=float32,")["THEANO_FLAGS"] == "dnn.enabled=False,floatX=float32,"
+        assert "THEANO_FLAGS" not in prepare(THEANO_FLAGS="floatX=float32, dnn.enabled =auto")
         configuration = tmp_path / "theanorc"
         configuration.write_text("[dnn]\nenabled = True\n")
-        assert "THEANO_FLAGS" not in machine(THEANORC=f"/none:{configuration}")
+        assert "THEANO_FLAGS" not in prepare(THEANORC=f"/none:{configuration}")
         configuration.write_text("[dnn]\nlibrary_path = /x\n")
-        assert machine(THEANORC=str(configuration))["THEANO_FLAGS"] == "dnn.enabled=False"
+        assert prepare(THEANORC=str(configuration))["THEANO_FLAGS"] == "dnn.enabled=False"
         (tmp_path / ".theanorc").write_text("[dnn]\nenabled = auto\n")
-        assert "THEANO_FLAGS" not in machine()
+        assert "THEANO_FLAGS" not in prepare()
         (tmp_path / ".theanorc").write_text("no section\n")
-        assert machine()["THEANO_FLAGS"] == "dnn.enabled=False"
+        assert prepare()["THEANO_FLAGS"] == "dnn.enabled=False"
 
-    def test_a_cudnn_that_theano_speaks_to_is_linked(self, tmp_path, machine):
+    def test_a_cudnn_that_theano_supports_is_linked(self, tmp_path, prepare):
         build_wheels(tmp_path / "site", cudnn=7605)
-        changed = machine()
+        changed = prepare()
         assert "THEANO_FLAGS" not in changed
         assert {"libcudnn.so", "libcudnn.so.7"} <= set(os.listdir(changed["LD_LIBRARY_PATH"]))
 
-    def test_nothing_changes_without_a_driver(self, tmp_path, machine):
+    def test_nothing_changes_without_a_driver(self, tmp_path, prepare):
         shutil.rmtree(tmp_path / "usr")
-        assert machine() == {}
+        assert prepare() == {}
 
 
 class TestPygpu:
     @pytest.fixture
     def packages(self, tmp_path, monkeypatch):
-        """A function that puts packages, and pygpu for a Python with these modules, where Debian's lie."""
+        """Return a function that creates Debian's packages, and pygpu with extension modules of the given suffix."""
         folder = tmp_path / "dist-packages"
         monkeypatch.setattr(launcher, "SYSTEM_PACKAGES", str(folder))
 
@@ -143,7 +143,7 @@ class TestPygpu:
 
         return install
 
-    def test_what_is_not_there_anyway_is_lent(self, tmp_path, packages):
+    def test_missing_packages_of_the_system_are_linked(self, tmp_path, packages):
         folder = packages(EXTENSION_SUFFIXES[0])
         links = {name: str(folder / name) for name in ("pygpu", "mako", "six.py")}
         assert package_links([str(tmp_path / "site")]) == links
@@ -155,11 +155,11 @@ class TestPygpu:
         (tmp_path / "with-pygpu" / "pygpu" / "__init__.py").write_text("")
         assert package_links([str(tmp_path / "with-pygpu")]) == {}
 
-    def test_not_to_another_version_of_python(self, tmp_path, packages):
+    def test_packages_for_another_version_of_python_are_not_linked(self, tmp_path, packages):
         packages(".cpython-27-x86_64-linux-gnu.so")
         assert package_links([str(tmp_path / "site")]) == {}
 
-    def test_the_systems_pygpu_works_when_lent(self, tmp_path):
+    def test_the_systems_pygpu_works_when_linked(self, tmp_path):
         if not launcher.system_pygpu():
             pytest.skip("python3-pygpu for this version of Python is not installed")
         foreign = foreign_package()
@@ -172,7 +172,7 @@ class TestPygpu:
 
 
 def foreign_package():
-    """A package of the system's Python that this environment does not have; None if it has all."""
+    """Return a package of the system's Python that this environment lacks, or None."""
     path = Path(launcher.SYSTEM_PACKAGES)
     names = [file.parent.name for file in path.glob("*/__init__.py") if file.parent.name not in launcher.PYGPU]
     return next((name for name in sorted(names) if not launcher.package_path(name, sys.path)), None)
@@ -223,9 +223,9 @@ class TestRun:
         expected = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
         path = environment.pop("PYTHONPATH").split(":")
         del expected["PYTHONPATH"]
-        environment.pop("LC_CTYPE", None), expected.pop("LC_CTYPE", None)  # Python sets it itself in the C locale
+        environment.pop("LC_CTYPE", None), expected.pop("LC_CTYPE", None)  # Python sets it in the C locale
         assert environment == expected
-        assert path[0] == str(ROOT) and len(path) <= 2  # pygpu's folder, if it is to be lent
+        assert path[0] == str(ROOT) and len(path) <= 2  # pygpu's folder, if it is added
 
     def test_a_gpu_opened_by_the_launcher_does_not_block_the_program(self, tmp_path):
         program = "import os; print(os.environ.get('THEANO_GPU_IS_ALREADY_ACTIVE'))"
@@ -247,7 +247,7 @@ class TestRun:
             nvrtc.nvrtcVersion(ctypes.byref(value), ctypes.byref(minor))
             ctypes.CDLL(f"libnvrtc-builtins.so.{value.value}.{minor.value}")
             opened.append([value.value, minor.value])
-            cublas = ctypes.CDLL("libcublas.so")  # and with it cuBLASLt
+            cublas = ctypes.CDLL("libcublas.so")  # loads cuBLASLt, too
             cublas.cublasGetProperty(0, ctypes.byref(value))
             print(json.dumps([*opened, value.value, os.environ["LD_LIBRARY_PATH"], os.environ["THEANO_FLAGS"]]))
         """
@@ -265,8 +265,8 @@ class TestRun:
         assert theano_flags == f"dnn.enabled=False,{flags}"
 
     @needs_compiler
-    def test_a_word_where_cuda_cannot_work(self, tmp_path):
-        driver = build_driver(tmp_path / "driver", number=8000)  # older than any NVRTC that a machine may have
+    def test_one_line_is_printed_where_cuda_cannot_work(self, tmp_path):
+        driver = build_driver(tmp_path / "driver", number=8000)  # older than any installed NVRTC
         site = build_wheels(tmp_path / "site", cuda=(9, 2))
         given = {"LD_LIBRARY_PATH": str(driver.parent), "PYTHONPATH": str(site)}
         done = launch("run", "-c", "print('ran')", cache=tmp_path / "cache", **given)
@@ -302,7 +302,7 @@ class TestRun:
         assert "info" in done.stdout and "run" in done.stdout
 
     def test_as_a_command(self, tmp_path):
-        """What pip installs as ``synkhronos`` does what ``python -m synkhronos`` does."""
+        """The installed command ``synkhronos`` behaves as ``python -m synkhronos``."""
         declared = re.search(r'^synkhronos = "(.*):(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
         assert declared.groups() == ("synkhronos.__main__", "main")
         command = tmp_path / "bin" / "synkhronos"

@@ -1,4 +1,4 @@
-"""``python -m synkhronos top``: its contents, and that no rank takes part."""
+"""``python -m synkhronos top``: its contents, without the participation of ranks."""
 
 import contextlib
 import fcntl
@@ -37,12 +37,12 @@ def test_session_of_this_process_is_seen_with_its_ranks(synchronize, n_ranks):
     assert all(float(line[5].split()[0]) > 1 for line in lines)
 
 
-def test_session_that_is_closed_is_seen_no_more(synchronize):
+def test_closed_session_is_not_shown(synchronize):
     synchronize(2)
     (one,) = own_session()
     synk.close()
     assert [line[3:5] for line in measure([one], 0.02)][1] == ("ended", "-")
-    del one  # its mapping has a descriptor, in this process, which is the master's
+    del one  # it holds a descriptor of the mapping in this process, the controller
     assert own_session() == []
 
 
@@ -62,10 +62,10 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize(
-    ("what", "master", "worker"),
+    ("what", "controller", "worker"),
     [("call", "waits for ranks +[0-9]+ %", "computes +0 %"), ("python", "Python +0 %", "waits for a command +100 %")],
 )
-def test_command_line_shows_a_session_whose_master_is_busy(what, master, worker, tmp_path):
+def test_command_line_shows_a_session_whose_controller_is_busy(what, controller, worker, tmp_path):
     process = start_script(SCRIPT, what)
     try:
         assert process.stdout.readline() == "ready\n"
@@ -74,7 +74,7 @@ def test_command_line_shows_a_session_whose_master_is_busy(what, master, worker,
             done = launch("top", "--once", cache=tmp_path)
             assert (done.returncode, done.stderr) == (0, "")
             lines = [line for line in done.stdout.splitlines() if line.startswith(f"{process.pid} ")]
-            return re.search(rf"0 controller +{process.pid} +{master}", lines[0]) and re.search(worker, lines[1])
+            return re.search(rf"0 controller +{process.pid} +{controller}", lines[0]) and re.search(worker, lines[1])
 
         wait_for(shown, "the table")
     finally:
@@ -82,7 +82,7 @@ def test_command_line_shows_a_session_whose_master_is_busy(what, master, worker,
         process.communicate(timeout=30)
 
 
-def test_live_view_follows_a_session_until_it_is_left():
+def test_live_view_follows_a_session_until_ctrl_c():
     process = start_script(SCRIPT, "python")
     view, terminal = None, None
     try:
@@ -97,7 +97,7 @@ def test_live_view_follows_a_session_until_it_is_left():
         seen = []
 
         def tables():
-            with contextlib.suppress(OSError):  # nothing is there, or it has ended
+            with contextlib.suppress(OSError):  # no output yet, or `top` has ended
                 seen.append(os.read(terminal, 1 << 16).decode(errors="replace"))
             return len(re.findall(rf"{process.pid} .*1 .*waits for a command .*100 %", "".join(seen)))
 
@@ -107,7 +107,7 @@ def test_live_view_follows_a_session_until_it_is_left():
         assert view.wait(30) == 0
         tables()
         assert "Traceback" not in "".join(seen)
-        assert "\x1b[?25h" in "".join(seen)  # the cursor is there again
+        assert "\x1b[?25h" in "".join(seen)  # the cursor is shown again
     finally:
         for one in filter(None, (view, process)):
             one.kill()
@@ -125,7 +125,7 @@ def test_live_view_ends_with_the_last_session(monkeypatch, capsys, synchronize):
     assert "0 controller" in capsys.readouterr().out and looks == []
 
 
-def test_without_a_session_it_says_so(monkeypatch, capsys):
+def test_without_a_session_it_prints_a_message(monkeypatch, capsys):
     monkeypatch.setattr(_top, "find_sessions", list)
     assert _top.top(once=True) == 1
     assert "no session of this user" in capsys.readouterr().err
