@@ -1,4 +1,4 @@
-"""What users see of the library and its objects: `dir`, `help`, and tables in notebooks."""
+"""`dir`, `help` and notebook tables of the library and its objects."""
 
 import inspect
 import pydoc
@@ -20,7 +20,7 @@ def test_the_package_lists_public_names_alone_and_shows_them_in_groups():
     assert [name for name in synk.__all__ if not re.search(rf"\b{name}\b", groups)] == []
     for name in synk.__all__:
         if inspect.isfunction(getattr(synk, name)):
-            assert "<" not in str(inspect.signature(getattr(synk, name))), name  # nothing's address or class
+            assert "<" not in str(inspect.signature(getattr(synk, name))), name  # no address and no class
 
 
 def test_objects_list_and_show_what_is_for_users(synchronize):
@@ -71,7 +71,7 @@ FORK, CLOSE = "synk.fork(2, use_gpu=False)", "synk.close()"
 
 
 def test_cells_can_be_executed_again():
-    """A class that is defined again is that of the ranks that are forked after it."""
+    """Ranks forked after a class is defined again use the new class."""
     cells = [DEFINITION, FORK, CALL, CALL, CLOSE, DEFINITION, FORK, CALL, CLOSE]
     cells += [BLOCK, DEFINITION, BLOCK, "assert 'not entered' in synk.session(2)._repr_html_()"]
     script = f"""

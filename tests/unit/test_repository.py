@@ -1,4 +1,4 @@
-"""The repository: the same commands by hand, in hooks and in workflows; names on pages exist."""
+"""Consistency of the repository: commands of the Makefile, hooks and workflows; names in documents."""
 
 import functools
 import importlib
@@ -15,7 +15,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 def commands_of(target):
-    """What a target of the Makefile runs."""
+    """Return the commands of a target of the Makefile."""
     return re.search(rf"^{target}:.*\n((?:\t.*\n)+)", MAKEFILE, re.M).group(1).replace("$(BIN)", ".venv/bin")
 
 
@@ -64,7 +64,7 @@ def test_hook_refuses_long_commit_subjects(length, is_refused):
     assert bool(re.search(hook["entry"], message, re.M | re.DOTALL)) == is_refused
 
 
-def test_groups_of_tests_are_those_that_are_there():
+def test_lists_of_test_folders_are_complete():
     groups = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
     named = re.search(r"testpaths = (\[.*?\])", (ROOT / "pyproject.toml").read_text(), re.DOTALL).group(1)
     assert {f"tests/{group}" for group in groups} == set(re.findall(r'"(.*?)"', named))
@@ -73,7 +73,7 @@ def test_groups_of_tests_are_those_that_are_there():
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
-def test_files_that_pages_name_are_there(page):
+def test_files_named_on_pages_exist(page):
     text = (ROOT / page).read_text()
     for name in re.findall(r"`((?:synkhronos|tests|docs|demos|extensions|_\w+)/[\w/.-]*)`", text):
         name = name if name.split("/")[0] in ("synkhronos", "tests", "docs", "demos") else f"synkhronos/{name}"
@@ -95,7 +95,7 @@ def words_of_sources():
 
 
 @pytest.mark.parametrize("title", recipes())
-def test_names_in_recipes_are_those_of_the_sources(title):
+def test_names_in_recipes_exist_in_the_sources(title):
     names = re.findall(r"`([\w.]+)(?:\(.*?\))?`", recipes()[title])
     assert names
     for name in names:
@@ -150,8 +150,8 @@ def test_a_function_that_does_not_exist_is_detected():
         look_up("_rank.no_such_module.Caller")
 
 
-def test_links_of_pages_that_are_read_elsewhere_lead_to_files():
-    """README is shown by package registries, too: its links are absolute, and name files that are there."""
+def test_links_in_readme_are_absolute_and_lead_to_files():
+    """Links in README are absolute, because package registries show it, too, and lead to existing files."""
     repository = re.search(r'Repository = "(.*)"', (ROOT / "pyproject.toml").read_text()).group(1)
     raw = repository.replace("github.com", "raw.githubusercontent.com")
     for target in re.findall(r"\]\(([^)]*)\)", (ROOT / "README.md").read_text()):
@@ -173,7 +173,7 @@ def test_readme_is_short():
 
 
 def test_the_version_is_the_same_everywhere():
-    """And the newest one in CHANGELOG, with its day."""
+    """The version and its date are those of the newest entry of CHANGELOG, too."""
     project = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M).group(1)
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     released = re.findall(r"^## \[(\d.*)\] - (\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.M)

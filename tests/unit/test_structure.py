@@ -1,4 +1,4 @@
-"""The layers of the architecture, the public names, and the size and documentation of the modules."""
+"""Structure of the package: layers, public names, size and documentation of modules."""
 
 import ast
 import graphlib
@@ -29,7 +29,7 @@ PUBLIC = {
     "register_sharding", "Replicate", "Shard", "Partial",
     # instruments
     "profile", "trace", "Profile", "memory",
-    # the engine, a str
+    # the name of the backend
     "engine",
     # errors
     "SynkhronosError", "SessionError", "DeviceError", "WorkerError", "WorkerDied", "WorkerRestarted", "WorkerTimeout",
@@ -44,7 +44,7 @@ SOURCES = [*MODULES, *PACKAGE.rglob("*.[ch]"), *PACKAGE.rglob("*.pyi")]
 
 
 def name_of(path):
-    """The dotted name of a module within the package; that of a folder for its ``__init__``."""
+    """Return the dotted name of a module within the package; for an ``__init__``, that of its folder."""
     name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
     return name.removesuffix(".__init__")
 
@@ -53,12 +53,12 @@ PATHS = {name_of(path): path for path in MODULES}
 
 
 def home_of(path):
-    """The folder of a module; a module at the top level is its own."""
+    """Return the dotted name of a module's folder; for a module at the top level, its own name."""
     return name_of(path) if path.parent == PACKAGE else ".".join(path.parent.relative_to(PACKAGE).parts)
 
 
 def imported_modules(path):
-    """The modules of this package that a module imports; imports for type checkers alone are left out."""
+    """Return the modules of this package that a module imports, except for type checkers only."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
@@ -69,7 +69,7 @@ def imported_modules(path):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
-            if node.level:  # by files that the start-up hook loads without the package
+            if node.level:  # in files that the start-up hook loads without the package
                 assert node.level == 1 and home_of(path) == "_theano_compat", f"{path}: a relative import"
                 module = f"synkhronos._theano_compat.{module}".rstrip(".")
             full = {alias.name: f"{module}.{alias.name}" for alias in node.names}
@@ -79,7 +79,7 @@ def imported_modules(path):
 
 
 def packages_of(nodes):
-    """The packages that some statements import."""
+    """Return the packages that import statements among ``nodes`` import."""
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     return {name.split(".")[0] for name in names}
@@ -106,12 +106,12 @@ def test_modules_import_each_other_without_cycles():
     list(graphlib.TopologicalSorter(needs).static_order())  # raises CycleError
 
 
-#: Their modules have nothing in common but their layer, and are imported one by one.
+#: Folders whose modules are imported one by one, because they have only their layer in common.
 WITHOUT_FACE = {"_utils", "_theano_compat", "extensions", "extensions.pymc", "extensions.updates"}
 
 
 def face_of(name):
-    """The folder that exports what another folder takes of a module; ``None`` for a folder without a face."""
+    """Return the folder whose ``__init__`` exports a module's names to other folders, or ``None``."""
     folder = home_of(PATHS[name])
     return None if folder in WITHOUT_FACE or PATHS[name].parent == PACKAGE else folder
 
@@ -125,7 +125,7 @@ def test_folders_are_imported_by_their_faces():
 
 
 def exports_of(face):
-    """The names that a folder's ``__init__`` imports from its modules, which are its exports."""
+    """Return the exports of a folder: the names that its ``__init__`` imports from its modules."""
     imports = [node for node in ast.parse(PATHS[face].read_text()).body if isinstance(node, ast.ImportFrom)]
     others = ("__future__", f"synkhronos.{face}")
     return {alias.asname or alias.name for node in imports if node.module not in others for alias in node.names}
@@ -160,7 +160,7 @@ def test_only_the_backends_import_theano_and_pytensor():
 
 
 def bound_names(path):
-    """The names that a module binds at its top level."""
+    """Return the names that a module binds at its top level."""
     names = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -201,7 +201,7 @@ def test_the_interface_of_the_backends_has_the_names_that_are_used_and_no_others
 def test_the_extensions_use_the_public_interface_alone():
     for path in (PACKAGE / "extensions").rglob("*.py"):
         private = {name for name in imported_modules(path) if name.startswith("_")}
-        assert private <= {"__init__", "_backends", "_utils.interrupts"}, path  # as any program might
+        assert private <= {"__init__", "_backends", "_utils.interrupts"}, path  # which any program may use
 
 
 def test_heavy_and_optional_packages_are_imported_where_they_are_needed():
@@ -248,7 +248,7 @@ DATA = (
 )
 FUNCTION = "inputs, outputs=None, bcast_inputs=None, updates=None, givens=None, sliceable_shareds=None, **kwargs"
 
-#: What can be given by position, with the defaults.
+#: The positional parameters of public functions, with their defaults.
 SIGNATURES = {
     "fork": FORK,
     "close": "",
@@ -297,7 +297,7 @@ def public_objects():
 
 
 def test_public_functions_and_classes_are_documented():
-    """Members of private classes with a clear name may go without; everything that users can reach may not."""
+    """Public objects of public modules have docstrings; private modules may omit them."""
     named = {name: one for name, one in public_objects() if callable(one) and "._" not in name}
     documented = {name for name, one in named.items() if (inspect.getdoc(one) or "").strip()}
     assert {name for name in named.keys() - documented if getattr(named[name], "__name__", "") != "<lambda>"} == set()

@@ -1,4 +1,4 @@
-"""Faults of structure that imports do not show: each test names one and keeps it from coming back."""
+"""Structural faults that imports do not show; each test prevents one from recurring."""
 
 import ast
 import inspect
@@ -17,23 +17,23 @@ TREES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in
 
 
 def named(node):
-    """The names in an expression, and those of its attributes."""
+    """Return the names and attribute names in an expression."""
     return {getattr(one, "id", getattr(one, "attr", None)) for one in ast.walk(node)} - {None}
 
 
 def calls(tree, function):
-    """The calls of a function or method of that name."""
+    """Return the calls of functions and methods with a given name."""
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return [node for node in found if getattr(node.func, "id", getattr(node.func, "attr", None)) == function]
 
 
 def within(*folders):
-    """The trees of modules whose paths begin so, by their paths."""
+    """Return the syntax trees of modules whose paths begin with one of ``folders``, by path."""
     return {path: tree for path, tree in TREES.items() if path.startswith(folders)}
 
 
 def annotated(tree):
-    """The annotations of arguments and fields, with the lines and names of these."""
+    """Yield the line, name and annotation of each argument and field."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.arg, ast.AnnAssign)):
             yield node.lineno, getattr(node, "arg", None) or getattr(node.target, "id", None), node.annotation
@@ -46,25 +46,25 @@ def test_only_multinode_asks_which_class_a_group_of_ranks_has():
 
 
 def imports(tree):
-    """The names that a module imports from others."""
+    """Return the names that a module imports from others."""
     return [alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
 
 
 def is_message(node):
-    """Whether an expression is text with spaces, possibly in pieces."""
+    """Return whether an expression is text with spaces, possibly concatenated."""
     texts = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
     is_text = isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp))
     return is_text and any(" " in text.strip() for text in texts)
 
 
 def messages_of(tree):
-    """The constants at the top of a module that hold messages."""
+    """Return the names of a module's constants that hold messages."""
     found = [node for node in tree.body if isinstance(node, ast.Assign) and is_message(node.value)]
     return {name for node in found for name in named(node.targets[0])}
 
 
 def messages_in(tree):
-    """The messages that a module defines or imports."""
+    """Return the names of the messages that a module defines or imports."""
     everywhere = set().union(*map(messages_of, TREES.values()))
     return messages_of(tree) | {alias.name for alias in imports(tree)} & everywhere
 
@@ -81,7 +81,7 @@ def test_no_message_is_compared_or_searched_for_to_find_out_what_happened():
             assert not messages & names, f"{path}:{node.lineno}"
 
 
-def test_nobody_reads_the_variables_of_a_calling_frame():
+def test_no_module_reads_the_variables_of_a_calling_frame():
     for path, tree in TREES.items():
         assert "f_locals" not in named(tree), path
 
@@ -105,7 +105,7 @@ def test_a_transport_has_all_methods_of_its_interface(transport, interface):
     methods = {name: method for name, method in inspect.getmembers(interface, inspect.isfunction) if name[0] != "_"}
     assert methods.keys() >= {"restart", "all_reduce"}
     for name, method in methods.items():
-        if name != "restart":  # for arrays in host memory, a method of the compiled core
+        if name != "restart":  # a method of the compiled core for host memory
             expected, found = (list(inspect.signature(one).parameters) for one in (method, getattr(transport, name)))
             assert found[: len(expected)] == expected, name
 
@@ -123,10 +123,10 @@ def test_the_fields_of_what_collectives_move_have_types():
 
 
 def test_a_public_name_is_listed_once():
-    """In the stub, which type checkers read; `__init__.py` names some, but in no list."""
+    """The only list of public names is the stub, which type checkers read."""
     strings = [node.value for node in ast.walk(TREES["__init__.py"]) if isinstance(node, ast.Constant)]
     imported = [alias.name for alias in imports(TREES["__init__.py"])]
-    assert set(synk.__all__) & {*strings, *imported} <= {"close"}  # which does nothing while Python shuts down
+    assert set(synk.__all__) & {*strings, *imported} <= {"close"}  # a no-op while Python shuts down
     listed = imports(ast.parse((PACKAGE / "__init__.pyi").read_text()))
     assert sorted(alias.name for alias in listed) == synk.__all__
     assert all(alias.name == alias.asname for alias in listed), "type checkers take it for private"

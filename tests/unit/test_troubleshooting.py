@@ -1,7 +1,7 @@
-"""docs/troubleshooting.md has each error class, and each message and warning.
+"""docs/troubleshooting.md lists each error class, message and warning.
 
-A message is its words, with `…` for what differs. What the page has in backticks explains it if it begins as the
-message does, and goes on to its end, or as far as one would type.
+In a message, `…` stands for the parts that vary. An entry of the page, in backticks, explains a message if both begin
+with the same words, and the entry covers the message to its end, or as far as a user would type.
 """
 
 import ast
@@ -17,31 +17,31 @@ PACKAGE = ROOT / "synkhronos"
 CLASSES = sorted(synk.errors.__all__)
 TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
-#: Messages that the page need not repeat: they say what is expected, and what was given.
+#: Messages that the page need not repeat, because they state what is expected and what was given.
 EXPLAINS_ITSELF = re.compile(
     r".*\b(is|has|got)\b.*; expected |.*\b(must|cannot|expected)\b.*[;,] got "
     r"|.* must be a list of …, one for each variable$"
 )
 #: Messages that users do not see, because the library catches them or reports them in other words.
 FOR_THE_LIBRARY = {
-    "_theano_compat/blas_probe.py": "`python -m synkhronos info` shows it, as the cause of an unusable BLAS",
-    "_session/dispatch.py:… (the cause": "one of two messages of the same page precedes",
-    "_theano_compat/scan.py": "Theano's own loop in Python takes the place",
-    "_theano_compat/numpy_fixes.py": "Theano's own messages, of an operation that is patched",
-    "_memory/segments.py:the memory": "a rank asks for memory that the master has given back: no rank does",
-    "_multinode/launch.py:a container": "what nobody may remove stays there, and nothing is said",
-    "_processes/process_group.py:node 0": "what a leader sends to one that does not listen any more",
+    "_theano_compat/blas_probe.py": "`python -m synkhronos info` shows it as the cause of an unusable BLAS",
+    "_session/dispatch.py:… (the cause": "it follows one of two messages that the page has",
+    "_theano_compat/scan.py": "Theano's own loop in Python runs instead",
+    "_theano_compat/numpy_fixes.py": "messages of Theano, from an operation that is patched",
+    "_memory/segments.py:the memory": "no rank asks for memory that was freed",
+    "_multinode/launch.py:a container": "it is caught: the files stay, without a message",
+    "_processes/process_group.py:node 0": "raised on another node when the controller has ordered it to stop",
     "_sharding/propagate.py:… of …, which has": "the end of the message about what a sharding rule returned",
     "_sharding/propagate.py:… placements of": "likewise",
     "_sharding/propagate.py:… is not a placement": "likewise",
-    "_utils/rows.py:got iteration": "the author of a function of this library has mistaken what it takes",
-    "_backends/pytensor/process.py:PyTensor computes": "of functions that nothing calls where there are no GPUs",
-    "_session/lifecycle.py:synkhronos.…: …": "one of two messages of the same page follows",
+    "_utils/rows.py:got iteration": "only a mistake in the library's own code raises it",
+    "_backends/pytensor/process.py:PyTensor computes": "raised by functions that are called only where there are GPUs",
+    "_session/lifecycle.py:synkhronos.…: …": "one of two messages that the page has follows",
 }
 
 
 def constants(trees):
-    """Texts that stand under a name in modules."""
+    """Return the texts assigned to names at the top level of modules, by name."""
     found = {}
     for tree in trees:
         for node in tree.body:
@@ -53,7 +53,7 @@ def constants(trees):
 
 
 def words_of(node, names):
-    """The words of an expression that makes a message."""
+    """Return the text of the expression of a message, with `…` for parts that vary."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else "…"
     if isinstance(node, ast.JoinedStr):
@@ -68,18 +68,18 @@ def words_of(node, names):
 
 
 def plain(text):
-    """Without quotes and the like, and with one `…` where there are several."""
+    """Return a text without quotes and line breaks, with successive `…` merged."""
     return re.sub(r"…[…\s]*…", "…", re.sub("[`\"']", "", " ".join(text.split())))
 
 
 def is_error_or_warning(node):
-    """Whether a call makes an error, or a warning."""
+    """Return whether a call creates an error or a warning."""
     name = ast.unparse(node.func).split(".")[-1]
     return name == "warn" or re.fullmatch(r"\w+(Error|Died|Lost|Restarted|Timeout|Aborted)", name)
 
 
 def messages():
-    """Each message of the library, by where it is made."""
+    """Return the messages of the library, by path and text."""
     everywhere, found = constants(TREES.values()), {}
     for path, tree in TREES.items():
         names = {**everywhere, **constants([tree])}
@@ -96,7 +96,7 @@ def letters(text):
 
 
 def explains(entry, message):
-    """Whether a search for a message's words ends at this entry of the page."""
+    """Return whether an entry of the page explains a message."""
     pattern = ".*?".join(map(re.escape, entry.rstrip("…").split("…")))
     found = re.match(pattern, message)
     if not found:

@@ -1,4 +1,4 @@
-"""mypy on programs that use the library: no errors in good ones, and an error for every mistake in bad ones."""
+"""mypy on programs that use the library: no errors in correct programs, and an error for every mistake."""
 
 import re
 import subprocess
@@ -19,13 +19,13 @@ pytest.importorskip("mypy")
 OPTIONS = ("--strict", "--ignore-missing-imports", "--allow-untyped-calls", "--follow-imports=silent")
 
 if on_theano:
-    ENGINE = """
+    IMPORTS = """
         import theano.tensor as T
         from theano import In, shared
         from theano.tensor import grad
         """
 else:
-    ENGINE = """
+    IMPORTS = """
         import pytensor.tensor as T
         from pytensor.compile.io import In
         from pytensor.compile.sharedvalue import shared
@@ -122,7 +122,7 @@ BAD = (
 
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory):
-    """A function of a script that gives the numbers of the lines in which mypy finds errors, with what it says."""
+    """Return a function that checks a script with mypy and returns its errors by line number."""
     folder = tmp_path_factory.mktemp("types")
 
     def check(name, script):
@@ -139,13 +139,13 @@ def complaints(tmp_path_factory):
     return check
 
 
-def test_mypy_has_nothing_to_say_of_good_programs(complaints):
-    script = textwrap.dedent(ENGINE) + textwrap.dedent(BEGINNING) + textwrap.dedent(GOOD)
+def test_mypy_finds_no_errors_in_good_programs(complaints):
+    script = textwrap.dedent(IMPORTS) + textwrap.dedent(BEGINNING) + textwrap.dedent(GOOD)
     assert complaints("good", script) == {}
 
 
 def test_mypy_finds_typos_and_wrong_ops(complaints):
-    script = textwrap.dedent(ENGINE) + textwrap.dedent(BEGINNING)
+    script = textwrap.dedent(IMPORTS) + textwrap.dedent(BEGINNING)
     first = len(script.splitlines()) + 1
     found = complaints("bad", script + "\n".join(BAD) + "\n")
     assert min(found) >= first, found
