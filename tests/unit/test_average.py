@@ -1,4 +1,4 @@
-"""Averages are correct wherever the result can be represented: compared with exact fractions."""
+"""Averages by the compiled reductions, compared with exact fractions: correct wherever the result is representable."""
 
 from fractions import Fraction
 
@@ -17,14 +17,14 @@ WEIGHTS += ([2**40 + 1, 2**41, 3], [1e-40, 1.0, 1e-320], [0, 0, 4], [0.5, 1.5, 2
 
 
 def average(weights, values, returned=None):
-    """The mean of arrays as a new one."""
+    """Return the weighted mean of arrays as a new array."""
     mean = np.empty(values[0].shape, returned or values[0].dtype)
     native.Reduction("avg", values[0].dtype, mean.dtype, weights)(values, [mean])
     return mean
 
 
 def exact_mean(values, weights):
-    """The mean as a fraction, for each element; ``None`` where an operand is not finite."""
+    """Return the mean of each element as a fraction."""
     weights = [Fraction(weight) for weight in (weights if any(weights) else [1] * len(weights))]
     total = sum(weights)
     return [
@@ -52,7 +52,7 @@ def check_integers(mean, values, weights):
 
 
 def extremes(dtype):
-    """Values of every size that the dtype has, and their opposites."""
+    """Return the extreme values of a dtype, and values between them."""
     if np.dtype(dtype).kind == "f":
         info = np.finfo(dtype)
         least = info.tiny * info.eps
@@ -66,7 +66,7 @@ def extremes(dtype):
 
 
 def triples(dtype):
-    """Three arrays in which each extreme value meets each other one."""
+    """Return three arrays with all combinations of three extreme values."""
     values = extremes(dtype)
     return [grid.reshape(-1) for grid in np.meshgrid(values, values, values)]
 

@@ -1,4 +1,4 @@
-"""Small programs, each divided by its rows: every value on every rank is the serial program's."""
+"""Small programs, divided by rows: every value on every rank equals the serial program's value."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_arrays_without_elements(shape):
     check([x.T.flatten()[::-1], x.flatten()[::-1]], {x: np.ones(shape)}, {x: 0})
 
 
-#: What most programs are made of gathers nothing; how many collectives there are.
+#: Common expressions, which gather nothing, and their number of collectives.
 WITHOUT_GATHERING = {
     "step(nll(x.dot(W) + b).mean(), W, b)": 2,
     "step(nll(norm(x.dot(U)).dot(W) + b).mean(), W, b, U)": 9,
@@ -50,10 +50,10 @@ WITHOUT_GATHERING = {
 
 
 @pytest.mark.parametrize("program", marked(WITHOUT_GATHERING))
-def test_what_gathers_nothing(program):
+def test_common_expressions_gather_nothing(program):
     outputs = evaluated(program)
     walk = Propagation(dict.fromkeys(inputs_of(outputs)[0], 0), rows(), COLLECTIVES, RULES, REPLICATED_RULES)
     walk.run(outputs)
-    needed = [walk.replicated(one) if len(outputs) > 1 else walk.new(one) for one in outputs]  # updates are several
+    needed = [walk.replicated(one) if len(outputs) > 1 else walk.new(one) for one in outputs]  # updates
     assert walk.gathered == []
     assert [one.kind for one in walk.collectives_for(needed)] == ["all-reduce (sum)"] * WITHOUT_GATHERING[program]

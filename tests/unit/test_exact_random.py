@@ -1,4 +1,4 @@
-"""Random programs, divided by their rows; `make exact-programs` tries many more."""
+"""Random programs, divided by rows; `make exact-programs` runs many more."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

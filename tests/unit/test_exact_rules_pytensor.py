@@ -1,4 +1,4 @@
-"""Sharding rules for operations and static lengths of PyTensor: values on ranks are the serial ones."""
+"""Sharding rules for operations and static shapes of PyTensor: values on ranks equal the serial values."""
 
 import numpy as np
 import pytest
@@ -22,11 +22,11 @@ W = theano.shared(rng.normal(size=(D, 3)), "W")
 
 
 class Standardized(theano.OpFromGraph):
-    """An operation derived from OpFromGraph, as PyMC has them."""
+    """An operation derived from OpFromGraph, as in PyMC."""
 
 
 class Doubled(theano.OpFromGraph):
-    """One that computes something else than its inner graph."""
+    """An operation whose results differ from those of its inner graph."""
 
     def perform(self, node, inputs, outputs):
         super().perform(node, inputs, outputs)
@@ -34,16 +34,16 @@ class Doubled(theano.OpFromGraph):
 
 
 def derived(kind):
-    """An operation of a class with a matrix less its means, and the means."""
+    """Return an operation of class ``kind`` that scales a centred matrix, and returns the column means, too."""
     matrix, scale = T.dmatrix(), T.dscalar()
     return kind([matrix, scale], [(matrix - matrix.mean(0)) * scale, matrix.mean(0)])
 
 
-fixed = rng.normal(size=(N, D))  # a constant, whose type has the number of rows
+fixed = rng.normal(size=(N, D))  # a constant's type has a static number of rows
 
 
 def own_check(value, condition):
-    """A check of a program's own kind, as PyMC's are."""
+    """Apply a check of a class derived from CheckAndRaise, as in PyMC."""
 
     class Check(theano.raise_op.CheckAndRaise):
         pass
@@ -52,7 +52,7 @@ def own_check(value, condition):
 
 
 PROGRAMS = {
-    # lengths that types have
+    # static lengths
     "a constant of as many rows": (lambda: x * fixed, 0),
     "a constant that is contracted": (lambda: T.constant(fixed).T @ x, 0),
     "a constant first": (lambda: (T.constant(fixed) @ W)[:, 0] * v, 0),
@@ -66,7 +66,7 @@ PROGRAMS = {
     "a check": (lambda: theano.raise_op.CheckAndRaise(ValueError, "few")(x, x.shape[0] > 3) * 2, 0),
     "a check of the program's own": (lambda: own_check(x, x.shape[0] > 3) * 2, 0),
     "an assertion of what ranks make together": (lambda: theano.raise_op.Assert()(x, T.gt((x**2).sum(), 0)), 0),
-    # for each of many matrices
+    # batches of matrices
     "products": (lambda: s @ s, 0),
     "products with one matrix": (lambda: s @ W, 0),
     "products with the rows inside": (lambda: s.dimshuffle(1, 0, 2) @ W, 0),
@@ -127,7 +127,7 @@ def computed_by(name):
 
 
 def with_gradients(name):
-    """What a program computes, and gradients of it."""
+    """Return the outputs of a program and their gradients."""
     outputs = computed_by(name)
     used = [one for one in theano.gof.graph.inputs(outputs) if one in (x, v, s, E, W)]
     losses = [(T.sin(one) * 0.5).sum() for one in outputs if one.dtype == "float64"]
@@ -160,7 +160,7 @@ def test_a_wrong_length_is_refused_on_all_ranks():
 
 
 def draws(kind, random):
-    """The walk over a program that draws."""
+    """Propagate shardings through a program that draws random numbers."""
     stream = theano.shared(np.random.default_rng(3))
     own = OwnDraws()
     more = own.rules if random == "own" else {}
@@ -190,6 +190,6 @@ def test_draws_are_the_serial_program_s(name):
     check([output], {one: GIVEN[one] for one in (x, v)}, {x: 0, v: 0}, ranks=(2, 3))
 
 
-def test_draws_of_many_numbers_at_once_are_whole():
+def test_draws_of_many_numbers_at_once_are_replicated():
     walk, _, own = draws(lambda rng: T.random.categorical(x, rng=rng), "own")
     assert own.states == [] and [one.kind for one in walk.collectives] == ["all-gather"]

@@ -1,4 +1,4 @@
-"""The compiled reductions: bitwise equal to plain models, on every instruction set; and refused arguments."""
+"""The compiled reductions: bitwise equal to models in NumPy, on every instruction set; and invalid arguments."""
 
 import functools
 import sys
@@ -21,7 +21,7 @@ WEIGHTS += ([2**40 + 1, 3, 2**41, 1, 5],)
 
 
 def drawn(dtype, length, seed, special):
-    """Numbers of moderate size; or of every size, with infinities and NaNs."""
+    """Return random numbers of moderate size, or with ``special`` of every size, with infinities and NaNs."""
     random = np.random.default_rng(seed)
     dtype = np.dtype(dtype)
     if dtype.kind == "b":
@@ -43,7 +43,7 @@ def drawn(dtype, length, seed, special):
 
 
 def same(got, wanted):
-    """Equal to the bit, but for what a NaN looks like."""
+    """Return whether arrays are bitwise equal, apart from the bits of NaNs."""
     if got.dtype.kind == "c":
         got, wanted = (one.view(f"f{one.dtype.itemsize // 2}") for one in (got, wanted))
     bits = f"u{got.dtype.itemsize}"
@@ -52,7 +52,7 @@ def same(got, wanted):
 
 
 def ordered(above, a, b):
-    """The first NaN, else what is above, else the first of equals; complex numbers by their parts, as in NumPy."""
+    """Return the maximum or minimum as NumPy does: the first NaN, otherwise the extreme, the first of equal ones."""
     if a.dtype.kind == "c":
         first = above(a.real, b.real) & ~np.isnan(b.imag)
         keep = np.isnan(a) | first | ((a.real == b.real) & (above(a.imag, b.imag) | (a.imag == b.imag)))
@@ -75,7 +75,7 @@ STEPS.update(max=functools.partial(ordered, np.greater), min=functools.partial(o
 
 
 def mean_of_floats(values, weights):
-    """The mean as the module says it is computed, plainly."""
+    """Compute the mean of floats by the algorithm of `reductions.c`, in NumPy."""
     dtype = values[0].dtype
     if dtype.kind == "c":
         real = f"f{dtype.itemsize // 2}"
@@ -133,7 +133,7 @@ def test_each_op_is_applied_in_the_order_of_the_operands(dtype, op, n, length, s
     values = [drawn(dtype, length, (seed + i) % 2**32, special) for i in range(n)]
     returned = result_dtype(np.dtype(dtype), op) if widened else np.dtype(dtype)
     with np.errstate(all="ignore"):
-        work = np.float32 if dtype == "float16" else returned  # half precision is rounded once
+        work = np.float32 if dtype == "float16" else returned  # float16 is accumulated in float32
         wanted = functools.reduce(STEPS[op], [one.astype(work) for one in values]).astype(returned)
         if dtype.startswith("complex") and op in ("max", "min"):
             np.testing.assert_array_equal(wanted, functools.reduce(getattr(np, f"{op}imum"), values))
@@ -181,7 +181,7 @@ def test_every_number_of_half_precision_is_converted_as_numpy_does():
     native.Reduction("max", "float16", "float16", [1, 1])([halves, halves], [out])
     assert same(out, halves)
     random = np.random.RandomState(0)
-    for _ in range(20):  # rounding, of sums and of averages
+    for _ in range(20):  # sums and averages are rounded
         others = random.permutation(halves)
         with np.errstate(all="ignore"):
             native.Reduction("sum", "float16", "float16", [1, 1])([halves, others], [out])
@@ -264,7 +264,7 @@ def test_other_threads_run_while_large_arrays_are_reduced():
 
     thread = threading.Thread(target=work)
     before = sys.getswitchinterval()
-    sys.setswitchinterval(60)  # from now on threads run until they wait, or let others run
+    sys.setswitchinterval(60)  # threads switch only where one waits or releases the GIL
     try:
         thread.start()
         running.wait()
@@ -287,7 +287,7 @@ def test_a_weight_of_0_leaves_an_operand_out_of_any_reduction(op, dtype):
         values[1][:] = np.nan
     native.Reduction(op, dtype, dtype, [2, 0, 5, 0])(values, [out])
     np.testing.assert_array_equal(out, wanted)
-    native.Reduction(op, dtype, dtype, [0, 0])([values[0], values[2]], [all_of_them])  # they count as equal
+    native.Reduction(op, dtype, dtype, [0, 0])([values[0], values[2]], [all_of_them])  # treated as equal weights
     np.testing.assert_array_equal(all_of_them, wanted)
     native.Reduction(op, dtype, dtype, [0, 1, 0, 0])(values, [out])
     np.testing.assert_array_equal(out, values[1])

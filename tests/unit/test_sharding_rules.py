@@ -1,4 +1,4 @@
-"""Each sharding rule on ranks without processes: a sample of generated graphs; `make fuzz-sharding` runs all."""
+"""Each sharding rule on simulated ranks: a sample of generated graphs; `make fuzz-sharding` runs all of them."""
 
 import itertools
 
@@ -17,7 +17,7 @@ from synkhronos._sharding.rules import REPLICATED_RULES, RULES
 
 SHARE = 0.05
 
-#: Taken before any test runs, because examples of docstrings register rules, too.
+#: Collected before any test runs, because docstring examples register rules, too.
 KINDS = {kind for kind in (*RULES, *REPLICATED_RULES) if kind.__module__ != "synkhronos._backends.common"}
 
 
@@ -34,12 +34,12 @@ def test_each_rule_has_cases():
 
 
 def transposed(walk, node):
-    """A wrong rule for transposing: rows stay along the axis along which they were."""
+    """Apply a wrong rule for transposition: the sharded axis does not move."""
     return [Placed(node.op(walk.new(node.inputs[0])), walk.placement(node.inputs[0]))]
 
 
 def kept(walk, node):
-    """A wrong rule for products: rows that are contracted are taken for rows of the result."""
+    """Apply a wrong rule for products: a contracted sharded axis is treated as one of the result."""
     a, b = node.inputs
     return [Placed(node.op(walk.new(a), walk.sharded(b, Shard(0))), Shard(0))]
 
@@ -63,7 +63,7 @@ def test_a_wrong_rule_is_found_at_its_node(name, monkeypatch):
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Analyses of products that fail."""
+    """Make the analyses of products raise an error."""
 
     def fail(*arguments):
         raise ZeroDivisionError("a fault of the analysis")
