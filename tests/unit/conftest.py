@@ -6,5 +6,5 @@ from fake_cuda_libraries import build_cache
 
 @pytest.fixture
 def empty_cache(tmp_path):
-    """A cache of the loader that knows no folder."""
+    """Return the path of a loader cache that lists no folder."""
     return build_cache(tmp_path / "cache-of-nothing")

@@ -1,4 +1,4 @@
-"""`_background`: work in a thread whose starter may be interrupted at any instant."""
+"""`Background`: work in a thread whose starter may be interrupted at any instant."""
 
 import gc
 import signal
@@ -18,7 +18,7 @@ from synkhronos._utils.background import Background
 
 
 class Thing:
-    """Something that work returns, or holds."""
+    """An object that work returns or holds."""
 
 
 def test_what_is_raised_is_raised_once_the_work_is_over_and_holds_nothing_by_a_cycle():
@@ -82,8 +82,8 @@ def test_stopped_work_has_ended():
 
 
 def test_interrupts_at_any_moment_neither_hang_nor_leave_a_thread(capfd, monkeypatch):
-    """Two thousand, wherever they come in there: at the start, while it waits, at the end."""
-    monkeypatch.setattr(sys, "unraisablehook", id)  # of interrupts of finalizers of Python's own
+    """2000 interrupts come at random moments: during the start, the wait and the end."""
+    monkeypatch.setattr(sys, "unraisablehook", id)  # Python's own finalizers are interrupted, too
     before, armed, n_interrupts = threading.active_count(), [], []
 
     def raise_interrupt(number, frame):

@@ -1,4 +1,4 @@
-"""`native.FastCall`: takes arrays that a function takes, and no others."""
+"""`native.FastCall`: accepts the arrays that its function accepts, and no others."""
 
 import sys
 
@@ -9,7 +9,7 @@ from synkhronos._native import native
 
 
 def made(n_outputs=1):
-    """A runner of a sum of a matrix and a column, and its cells."""
+    """Return a `FastCall` that adds a matrix and a column, and its cells."""
     cells = [[None], [None], ["kept until the end"]]
     inputs = ((cells[0], np.dtype("float32"), (False, False)), (cells[1], np.dtype("float32"), (False, True)))
     runner = native.FastCall(lambda: [cells[0][0] + cells[1][0], "an update"], inputs, n_outputs, tuple(cells))
@@ -33,7 +33,7 @@ def test_it_takes_nothing_else():
     others = [np.ones((2, 3)), np.ones((2, 3), ">f4"), np.ones(3, "float32"), 1.0, None, unaligned]
     for other in [*others, good[0].view(np.recarray)]:
         assert runner([other, good[1]]) is None
-    assert runner([good[0], np.ones((2, 3), "float32")]) is None  # an axis of length 1
+    assert runner([good[0], np.ones((2, 3), "float32")]) is None  # the column's axis 1 must have length 1
     assert runner(good[:1]) is None
     assert runner([*good, good[0]]) is None
     assert cells[:2] == [[None], [None]]

@@ -1,4 +1,4 @@
-"""`FinalizerQueue`: finalizers are recorded once, whatever interrupts them."""
+"""`FinalizerQueue`: each finalizer is recorded once, even if it is interrupted."""
 
 import contextlib
 import gc
@@ -11,7 +11,7 @@ from synkhronos._utils.interrupts import FinalizerQueue
 
 
 class Thing:
-    """What ends, in a cycle or not."""
+    """An object to finalize, in a reference cycle or not."""
 
     def __init__(self, cycle=False):
         self.self = self if cycle else None
@@ -31,7 +31,7 @@ def test_keys_come_in_the_order_of_the_ends():
     assert list(queue.take()) == [1, 2]
 
 
-def test_a_key_comes_again_if_whoever_acts_on_it_is_interrupted():
+def test_a_key_is_returned_again_if_its_processing_was_interrupted():
     queue = FinalizerQueue()
     for number in range(3):
         queue.watch(Thing(), number)
@@ -42,7 +42,7 @@ def test_a_key_comes_again_if_whoever_acts_on_it_is_interrupted():
 
 
 def test_interrupts_at_any_moment_lose_no_end():
-    """Ten thousand, wherever they come, while things come and go."""
+    """10,000 interrupts come at random moments while objects are created and finalized."""
     queue, made, ended = FinalizerQueue(), set(), set()
 
     def work():
@@ -61,12 +61,12 @@ def test_interrupts_at_any_moment_lose_no_end():
                 work()
     ended.update(queue.take())
     assert len(made) > 10_000
-    assert len(made - ended) < 5000  # those that were not watched yet when the interrupt came
+    assert len(made - ended) < 5000  # interrupted before `watch` recorded them
     assert not queue._watched and not queue.waiting
 
 
 def test_two_threads_that_take_keys_lose_none():
-    """While one of them processes a key, the other takes and removes it."""
+    """A thread may take and remove a key that another thread is processing."""
     queue = FinalizerQueue()
     for number in range(3):
         queue.watch(Thing(), number)

@@ -1,4 +1,4 @@
-"""The cache of prepared values: a value is returned for its own key alone, and slots do not disturb each other."""
+"""`KeyedCache`: a value is returned for its own key only, and slots are independent."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The progress bar: shown on a terminal only, and removed at the end."""
+"""The progress bar: shown on terminals and in notebooks only, and removed at the end."""
 
 import io
 import re
@@ -16,7 +16,7 @@ from synkhronos._utils.display import counted, progress
 
 
 class Terminal(io.StringIO):
-    """What a person looks at."""
+    """A stream that says it is a terminal."""
 
     def isatty(self):
         return True
@@ -29,20 +29,20 @@ def quickly(monkeypatch):
 
 
 def write_to(monkeypatch, stream):
-    """Take it for standard error; within a test, for pytest puts its own there before."""
+    """Replace standard error by a stream. Fixtures cannot do this: pytest replaces it again when the test starts."""
     monkeypatch.setattr(sys, "stderr", stream)
     return stream
 
 
 def shown(text):
-    """What a terminal shows after a text without line ends."""
+    """Return what a terminal shows of a text without line ends."""
     screen = []
     for part in text.split("\r"):
         screen[: len(part)] = part
     return "".join(screen).rstrip()
 
 
-def test_long_work_is_shown_and_the_line_is_taken_back(quickly, monkeypatch):
+def test_long_work_is_shown_and_the_line_is_erased(quickly, monkeypatch):
     terminal = write_to(monkeypatch, Terminal())
     with progress("baking", 3) as work:
         wait_for(lambda: "| 0 of 3 [00:0" in terminal.getvalue(), "the bar")
@@ -53,25 +53,25 @@ def test_long_work_is_shown_and_the_line_is_taken_back(quickly, monkeypatch):
     assert "stirring" not in terminal.getvalue()
 
 
-def test_short_work_is_not(monkeypatch):
+def test_short_work_is_not_shown(monkeypatch):
     terminal = write_to(monkeypatch, Terminal())
     with progress("baking"):
         pass
     assert terminal.getvalue() == ""
 
 
-def test_an_exception_ends_it(quickly, monkeypatch):
+def test_an_exception_removes_the_bar(quickly, monkeypatch):
     terminal = write_to(monkeypatch, Terminal())
     with pytest.raises(ZeroDivisionError), progress("baking"):
         wait_for(terminal.getvalue, "the bar")
         1 / 0  # noqa: B018
     assert shown(terminal.getvalue()) == ""
-    with progress("eating"):  # the next work is shown again
+    with progress("eating"):  # the next bar is shown
         wait_for(lambda: "eating" in terminal.getvalue(), "the bar")
 
 
 @pytest.mark.parametrize("notebook", [False, True])
-def test_logs_see_nothing_and_notebooks_do(quickly, monkeypatch, notebook):
+def test_notebooks_show_the_bar_and_logs_do_not(quickly, monkeypatch, notebook):
     stream = write_to(monkeypatch, io.StringIO())
     if notebook:
         shell = type("ZMQInteractiveShell", (), {})()
@@ -80,7 +80,7 @@ def test_logs_see_nothing_and_notebooks_do(quickly, monkeypatch, notebook):
         if notebook:
             wait_for(stream.getvalue, "the bar")
         else:
-            time.sleep(0.1)  # in which a bar would be shown
+            time.sleep(0.1)  # long enough for a bar to appear
     assert ("baking" in stream.getvalue()) is notebook
 
 

@@ -1,4 +1,4 @@
-"""`_partition`: index arithmetic against NumPy's own indexing."""
+"""`_utils.rows`: selections of rows, compared with NumPy's indexing."""
 
 import copy
 import pickle
@@ -15,7 +15,7 @@ LENGTHS = st.integers(0, 60)
 
 
 def expand(selection):
-    """The row numbers of a selection as a list."""
+    """Return the row numbers of a selection as a list."""
     return list(range(*selection.bounds)) if isinstance(selection, Rows) else list(selection)
 
 
@@ -35,7 +35,7 @@ def test_pieces_cover_all_rows_and_are_not_empty(n, num_slices):
 
 @given(st.data(), LENGTHS)
 def test_select_means_what_numpy_means(data, length):
-    """And gives contiguous ranges, or row numbers as int64."""
+    """`select` returns the rows that NumPy's index selects, as a `Rows` within bounds or as int64 row numbers."""
     batch, index = data.draw(batches(length))
     selection = select(batch, length)
     assert expand(selection) == list(np.arange(length)[index])
@@ -61,7 +61,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("batch", "error"), [(one, error) for error, refused in REFUSED.items() for one in refused])
-def test_what_picks_no_rows_is_refused_by_name(batch, error):
+def test_an_invalid_batch_is_refused_by_name(batch, error):
     with pytest.raises(error, match="batch"):
         select(batch, 10)
 
@@ -145,12 +145,12 @@ def test_a_wrong_batch_s_is_refused_by_name_and_rank(batch_s, error, words):
 
 
 def test_rows_take_constant_time_and_memory():
-    """However many they are: nothing may ask for a tuple of them, which Python would first make as long as they are."""
+    """No operation lists the rows of a `Rows`."""
     rows = Rows(5, 3 * 10**15)
     assert len(rows) == 3 * 10**15 - 5
     assert rows.bounds == (5, 3 * 10**15)
     for call in (tuple, list, iter, lambda rows: slice(*rows)):
-        # Python 3.9 makes room before it finds that they cannot be listed.
+        # Python 3.9 allocates the list before the iteration fails.
         with pytest.raises((TypeError, MemoryError)):
             call(rows)
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):

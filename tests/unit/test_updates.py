@@ -1,4 +1,4 @@
-"""The update rules against Lasagne's numbers, in plain Theano, without ranks."""
+"""The update rules, compared with Lasagne's in plain Theano, without ranks."""
 
 from collections import OrderedDict
 
@@ -43,7 +43,7 @@ def make_loss(params, dtype):
 
 
 def train(divided, params, steps=STEPS):
-    """Call the gradient function and the parameter function, or one of both; all parameters after each step."""
+    """Train with the gradient and parameter updates, or one of them; return all parameters after each step."""
     functions = [theano.function([], updates=one, mode=MODE) for one in divided[:2]]
     history = []
     for _ in range(steps):
@@ -54,7 +54,7 @@ def train(divided, params, steps=STEPS):
 
 
 def adamax_reference(loss, params, learning_rate=0.002, beta1=0.9, beta2=0.999, epsilon=1e-8):
-    """Section 7.1 of arXiv:1412.6980; Lasagne 0.1 has no Adamax yet."""
+    """Return Adamax's updates (section 7.1 of arXiv:1412.6980), which Lasagne 0.1 does not have."""
     result, t = OrderedDict(), theano.shared(np.asarray(0.0, theano.config.floatX))
     result[t] = t + 1
     for p, g in zip(params, theano.grad(loss, params)):
@@ -83,7 +83,7 @@ def assert_equal_histories(got, expected, dtype):
 
 @pytest.fixture(params=["float64", "float32"])
 def dtype(request):
-    """Both dtypes, each with the floatX that Lasagne expects of its parameters."""
+    """Yield each dtype, set as floatX, because Lasagne requires it of parameters."""
     before = theano.config.floatX
     theano.config.floatX = request.param
     yield request.param
@@ -98,7 +98,7 @@ def test_all_rules_are_public():
 @theano_only("Lasagne, whose numbers they are compared with")
 @pytest.mark.parametrize("defaults", [False, True], ids=["arguments", "defaults"])
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_rule_has_lasagnes_numbers(name, defaults, dtype):
+def test_rule_equals_lasagnes(name, defaults, dtype):
     arguments = dict(RULES[name])
     if defaults:
         arguments = {k: v for k, v in arguments.items() if name in NEEDS_RATE and k[0] == "l"}
