@@ -1,7 +1,8 @@
-"""What the tests share: sessions that tests of a module use one after the other, and the proof that nothing is left.
+"""Fixtures and hooks for all tests: shared sessions, and a check for leaked processes, files and threads.
 
-`synchronize(n)` (and `session`, with the parameter `ranks`) gives a test a session of ``n`` ranks, re-using the one
-that there is if it fits and is intact, so that a module forks a few times only; tests may run in any order and alone.
+The fixture `synchronize` makes a session of ``n`` ranks, and `session` makes one of `ranks` ranks. Both reuse the
+current session if it has the same options and is intact, so that a module forks only a few times. Tests may run in any
+order, and alone.
 """
 
 import gc
@@ -29,7 +30,7 @@ HELPERS = {path.stem for path in (Path(__file__).parent / "helpers").glob("*.py"
 
 RANKS = multinode_sessions.RANKS
 
-#: Under ``nohup`` and in background jobs these are ignored, and so they are in what is started there.
+#: ``nohup`` and background jobs ignore these signals, and child processes inherit that: restore the handlers.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
@@ -48,10 +49,10 @@ class Sessions:
         self.key = None
 
     def get(self, n_ranks, **options):
-        """Have a session of these ranks and options; returns the number of ranks."""
+        """Make a session of these ranks and options, or reuse the current one, and return the number of ranks."""
         key = (n_ranks, *sorted(options.items()))
         if n_ranks < multinode_sessions.N:
-            pytest.skip("there are more machines than ranks")
+            pytest.skip("there are more nodes than ranks")
         if key != self.key or not self.intact():
             self.close()
             assert synk.fork(n_ranks, use_gpu=False, **options) == n_ranks
@@ -59,14 +60,14 @@ class Sessions:
         return n_ranks
 
     def close(self):
-        """Have none."""
+        """Close the session, if there is one."""
         self.key = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             synk.close()
 
     def intact(self):
-        """Whether the session is the one that `get` made, and can still carry out commands."""
+        """Return whether there is a session that can execute commands."""
         try:
             synk.distribute()
         except synk.SynkhronosError:
@@ -79,25 +80,25 @@ _sessions = Sessions()
 
 @pytest.fixture
 def synchronize():
-    """A function of the number of ranks, and of options of `fork`, that makes or re-uses a session."""
+    """Return a function of the number of ranks and of options of `fork` that makes or reuses a session."""
     return _sessions.get
 
 
 @pytest.fixture(params=RANKS, ids="{}-ranks".format, scope="module")
 def ranks(request):
-    """Each number of ranks in turn."""
+    """Return each number of ranks in turn."""
     return request.param
 
 
 @pytest.fixture
 def session(ranks):
-    """A session of `ranks` ranks."""
+    """Make or reuse a session of `ranks` ranks, and return their number."""
     return _sessions.get(ranks)
 
 
 @pytest.fixture
 def no_session():
-    """No session, before the test and after it."""
+    """Close the session before the test and after it."""
     _sessions.close()
     yield
     _sessions.close()
@@ -105,7 +106,7 @@ def no_session():
 
 @pytest.fixture(scope="module")
 def optimized():
-    """Have Theano's C code compiled as it is for users, where all depends on the code that comes of it."""
+    """Compile Theano's C code with optimizations, as for users, in tests that depend on the machine code."""
     from theano.configparser import change_flags
 
     flags = os.environ["THEANO_FLAGS"]
@@ -117,7 +118,10 @@ def optimized():
 
 @pytest.fixture
 def no_garbage_collection():
-    """Python drops what a handler of a signal raises in the functions that hypothesis has the collector call."""
+    """Disable garbage collection during the test.
+
+    Hypothesis registers a callback of the collector. Python drops exceptions that a signal handler raises in it.
+    """
     gc.collect()
     gc.disable()
     yield
@@ -126,18 +130,18 @@ def no_garbage_collection():
 
 @pytest.fixture(params=["float32", "float64"])
 def dtype(request):
-    """Both floating dtypes of CPU cores."""
+    """Return each floating-point dtype that CPU cores compute with."""
     return request.param
 
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left(request):
-    """After each module: no child process, nothing in /dev/shm, no descriptor and no thread more than before."""
+    """Check after each module that no new child process, file in /dev/shm, descriptor or thread is left."""
     gc.collect()
     before = ProcessState()
     yield
     _sessions.close()
-    forget_what_was_built(request.module)
+    clear_cached_functions(request.module)
 
     def left():
         gc.collect()
@@ -146,8 +150,8 @@ def nothing_left(request):
     wait_for(lambda: not left(), lambda: f"the end of {left()}")
 
 
-def forget_what_was_built(module):
-    """Drop the functions that a module and helpers keep for tests, or later sessions would replicate them too."""
+def clear_cached_functions(module):
+    """Drop the functions that a module and the helpers cache, so that later sessions do not replicate them."""
     for name, value in list(vars(module).items()):
         if hasattr(value, "cache_clear"):
             value.cache_clear()
@@ -157,51 +161,51 @@ def forget_what_was_built(module):
         getattr(sys.modules[helper], "built", {}).clear()
 
 
-class LeftOut(pytest.Module):
-    """A module of tests that is not imported: all it has is one that is skipped."""
+class SkippedModule(pytest.Module):
+    """A test module that is not imported. It has a single item, which is skipped."""
 
     def collect(self):
-        """Say why, where every report of a run finds it."""
-        return [Reason.from_parent(self, name="all")]
+        """Return the item that reports the reason."""
+        return [SkippedItem.from_parent(self, name="all")]
 
 
-class Reason(pytest.Item):
-    """Why a module is left out."""
+class SkippedItem(pytest.Item):
+    """An item that is skipped for the reason of its module."""
 
     def runtest(self):
-        """Skip it."""
+        """Skip the item."""
         pytest.skip(self.parent.reason)
 
 
 def pytest_pycollect_makemodule(module_path, parent):
-    """On PyTensor, leave out the modules of tests of Theano's own parts, which import these."""
+    """On PyTensor, skip test modules that import parts of Theano, without importing them."""
     reason = re.search(r'^pytestmark = \[?theano_only\("(.*?)"\)', module_path.read_text(), re.MULTILINE)
     if on_theano or not reason:
         return None
-    module = LeftOut.from_parent(parent, path=module_path)
+    module = SkippedModule.from_parent(parent, path=module_path)
     module.reason = reason[1]
     return module
 
 
 def pytest_runtest_setup(item):
-    """On PyTensor, skip the tests of what it has not."""
+    """On PyTensor, skip tests of features that it does not support."""
     mark = item.get_closest_marker("theano_only")
     if mark and not on_theano:
         pytest.skip(mark.args[0])
 
 
-_outcomes = {}  # of each test: what it was, and why it was skipped
-_groups = {}  # for each folder of tests: when its first test began, when its last one ended, how many there were
+_outcomes = {}  # by test: its outcome, and the reason if it was skipped
+_groups = {}  # by folder of tests: the start of the first test, the end of the last one, the number of tests
 
 
 def pytest_collectreport(report):
-    """Note the modules that skip themselves, for want of a package."""
+    """Record the modules that skip themselves because a package is missing."""
     if report.skipped and report.nodeid.endswith(".py"):
         _outcomes[report.nodeid] = ("skipped", report.longrepr[2])
 
 
 def pytest_runtest_logreport(report):
-    """Note how each test ends, and when each group of tests runs."""
+    """Record the outcome of each test, and the times of its group."""
     if report.outcome != "passed" or report.when == "call":
         _outcomes[report.nodeid] = (report.outcome, report.longrepr[2] if report.skipped else "")
     group = "/".join(report.nodeid.split("::")[0].split("/")[:-1])
@@ -210,7 +214,7 @@ def pytest_runtest_logreport(report):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Say how long each group took, the forks and compilations of its modules included."""
+    """Print how long each group took, including the forks and compilations of its modules."""
     terminalreporter.section("time of each group")
     for group, (began, ended, n_tests) in _groups.items():
         minutes, seconds = divmod(round(ended - began), 60)
@@ -218,15 +222,15 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def pytest_sessionfinish(session):
-    """Write how each test ended where SYNKHRONOS_TEST_REPORT says, for the table of engines.
+    """Write the outcomes to the file that SYNKHRONOS_TEST_REPORT names, for the table of backends.
 
-    End the fork server of scripts, and what a failing test may have left, so that it does not outlive the run.
+    Then end the fork server of scripts, and processes that a failing test may have left.
     """
     if not WORKER and "SYNKHRONOS_TEST_REPORT" in os.environ:
         report = {"engine": synk.engine, "tests": _outcomes}
         Path(os.environ["SYNKHRONOS_TEST_REPORT"]).write_text(json.dumps(report, indent=1))
     if not WORKER and session.config.getoption("numprocesses", None):
-        return  # this process has run no tests
+        return  # this process ran no tests
     fork_server.close()
     for child in psutil.Process().children(recursive=True):
         if child.name().startswith(("python", "synkhronos")):

@@ -1,4 +1,4 @@
-"""Fixtures of tests of sessions: functions and variables that several modules use."""
+"""Fixtures for tests of sessions: sessions of two and three ranks, a function, replicated variables."""
 
 import pytest
 from collective_values import variable
@@ -7,23 +7,23 @@ from summing_function import sum_of
 
 @pytest.fixture
 def two(synchronize):
-    """A session of two ranks."""
+    """Make or reuse a session of two ranks, and return their number."""
     return synchronize(2)
 
 
 @pytest.fixture
 def three(synchronize):
-    """A session of three ranks."""
+    """Make or reuse a session of three ranks, and return their number."""
     return synchronize(3)
 
 
 @pytest.fixture
 def summing(two):
-    """A function that sums what it is given on the ranks, rank by rank."""
+    """Return a function that sums a vector of float64 over all ranks."""
     return sum_of("float64", 1)
 
 
 @pytest.fixture
 def var_of(session):
-    """A function that gives a replicated variable of a dtype and number of dimensions."""
+    """Return a function of a dtype and a number of dimensions that returns a replicated variable."""
     return variable
