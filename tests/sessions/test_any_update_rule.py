@@ -14,7 +14,7 @@ BATCHES = (None, 6, [12, 0, 3, 3, 7], slice(2, 11), [5])
 
 
 def make_problem(dtype="float64", second=None):
-    """A small network: the losses of its data points, their variables, parameters, data."""
+    """Return the loss of each data point in a small network, the input variables, the parameters and data."""
     rng = np.random.RandomState(0)
     x, y = T.matrix("x", dtype), T.vector("y", dtype)
     w = theano.shared(rng.randn(3, 4).astype(dtype), "w")
@@ -25,7 +25,7 @@ def make_problem(dtype="float64", second=None):
 
 
 def follow(rule, *args, second=None, given=(), **kwargs):
-    """Train on all ranks and in plain Theano; the same, or this fails. Returns the function on all ranks."""
+    """Train on all ranks and in plain Theano, compare the results, and return the step, its parameters and data."""
     made = []
     for make in (make_train_function_theano, make_train_function):
         losses, (x, y), params, data = make_problem(second=second)
@@ -38,21 +38,21 @@ def follow(rule, *args, second=None, given=(), **kwargs):
     return train, params, data
 
 
-# ---------------------------------------------------------------- rules of others
+# ---------------------------------------------------------------- rules that users write
 
 
 def of_the_loss(loss, params, rate):
-    """As in Theano's tutorials."""
+    """Return SGD updates from the loss, as in Theano's tutorials."""
     return [(param, param - rate * T.grad(cost=loss, wrt=param)) for param in params]
 
 
 def of_gradients(grads, params, rate):
-    """As in many a program for reinforcement learning."""
+    """Return SGD updates from the gradients, as in programs for reinforcement learning."""
     return {param: param - rate * grad for grad, param in zip(grads, params)}
 
 
 def with_memory(loss, params, rate):
-    """Adds state of its own, and squares the gradients."""
+    """Return updates with state of the rule: a moving average of squared gradients, and a step count."""
     result = []
     for param, grad in zip(params, T.grad(loss, params)):
         squares = theano.shared(np.zeros_like(param.get_value()), "squares")
@@ -63,14 +63,14 @@ def with_memory(loss, params, rate):
 
 
 def clipping(loss, params, rate):
-    """Scales all gradients together."""
+    """Return SGD updates with gradients that are scaled by their common norm."""
     grads = T.grad(loss, params)
     norm = T.sqrt(sum(T.sqr(grad).sum() for grad in grads))
     return [(p, p - rate * g * T.minimum(1, 0.5 / norm)) for p, g in zip(params, grads)]
 
 
 class Optimizer:
-    """As in Keras."""
+    """An optimizer with the method `get_updates`, as in Keras."""
 
     def __init__(self, rate):
         self.rate = theano.shared(rate, "rate")
@@ -82,7 +82,7 @@ class Optimizer:
 
 
 @pytest.mark.parametrize("rule", [of_the_loss, of_gradients, with_memory, clipping])
-def test_rules_that_know_nothing_of_ranks(session, rule):
+def test_rules_without_knowledge_of_ranks(session, rule):
     follow(rule, 0.1)
 
 
@@ -112,7 +112,7 @@ def test_parameters_of_two_dtypes(session):
     assert [param.dtype for param in params] == ["float64", "float32"]
 
 
-def test_rules_that_make_no_sense(two):
+def test_invalid_rules_are_refused(two):
     losses, (x, y), params, _ = make_problem()
 
     def nothing(loss, params):
@@ -176,7 +176,7 @@ def test_symbolic_variables_need_names(two, name):
 
 
 def weighted(make, rule=updates.momentum, weights=True):
-    """Train with a loss (m * l).sum() / m.sum(), for each of the masks; losses, then parameters."""
+    """Return a training step for the weighted loss (m * l).sum() / m.sum(), its parameters and data."""
     losses, (x, y), params, data = make_problem()
     m = T.dvector("m")
     loss = (m * losses).sum() / m.sum() + 0.01 * (params[0] ** 2).sum()  # NaN where all of m is 0
@@ -186,7 +186,7 @@ def weighted(make, rule=updates.momentum, weights=True):
 
 
 def masks():
-    """Weights of data points; all of some ranks' are 0, on 2, 3 and 5 ranks."""
+    """Return weights of data points. On 2, 3 and 5 ranks, some are 0 in all rows of a rank."""
     rng = np.random.RandomState(1)
     ends = (np.arange(N) < 2) * 1.0, (np.arange(N) >= 11) * 0.25
     return [rng.rand(N), (rng.rand(N) < 0.5) * 1.0, *ends, np.ones(N)]
@@ -208,7 +208,7 @@ def test_a_weighted_loss_is_that_of_the_serial_step(session, rule, num_slices):
     assert synk.check_replicas(params) == {}
 
 
-def test_what_is_shared_of_a_weighted_step_is_the_gradient(session):
+def test_grad_shared_holds_the_gradient_of_the_weighted_loss(session):
     train, _, data = weighted(make_train_function)
     losses, (x, y), others, _ = make_problem()
     m = T.vector("m", dtype="float64")
@@ -219,17 +219,17 @@ def test_what_is_shared_of_a_weighted_step_is_the_gradient(session):
     np.testing.assert_allclose(synk.gather(train.grad_shared), [flat] * session, rtol=1e-9)
 
 
-def test_without_weights_another_step_is_made(two):
+def test_a_weighted_loss_without_its_weights_gives_another_step(two):
     serial, serial_params, data = weighted(make_train_function_theano)
     train, params, _ = weighted(make_train_function, weights=False)
-    mask = masks()[2]  # all of the second rank's are 0
+    mask = masks()[2]  # 0 in all rows of the second rank
     serial([data[0], mask], data[1])
     train([data[0], mask], data[1])
     assert not np.isfinite(params[0].get_value()).all()
     assert np.isfinite(serial_params[0].get_value()).all()
 
 
-def test_weights_that_cannot_be(session):
+def test_invalid_weights_are_refused_and_change_nothing(session):
     train, params, data = weighted(make_train_function)
     before = [param.get_value() for param in params]
     few = np.zeros(N)

@@ -1,4 +1,4 @@
-"""Features that a backend must give to functions, compared with its own functions; some with numba, too."""
+"""Features of functions that depend on the backend, compared with the backend's own functions; some use numba."""
 
 import functools
 import subprocess
@@ -20,11 +20,11 @@ DEPTH = 4000
 pytensor_only = pytest.mark.skipif(on_theano, reason="Theano has one compiler, and its own keywords")
 
 
-def test_the_engine_has_a_name():
+def test_the_backend_has_a_name():
     assert synk.engine == ("theano" if on_theano else "pytensor")
 
 
-def test_an_updated_variable_is_updated_whatever_outputs_are_asked_for(two):
+def test_updates_do_not_depend_on_the_output_subset(two):
     x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
     loss = T.sqr(x * w - 1).mean()
     ours = synk.function([x], [loss, (x.max(), "max")], updates=[(w, w - 0.1 * theano.grad(loss, w))])
@@ -38,7 +38,7 @@ def test_an_updated_variable_is_updated_whatever_outputs_are_asked_for(two):
 
 @pytensor_only
 def test_a_deep_graph_is_pickled_without_depth():
-    # one stack frame of Python's and some of C's for each pickled level: a graph's levels would be too many
+    # Pickling nested objects takes stack frames of Python and C for each level. A graph has too many levels for that.
     limit = sys.getrecursionlimit()
     x, w = T.dvector("x"), theano.shared(np.full(3, 0.99), "w")
     y = functools.reduce(lambda y, _: y * w + x, range(DEPTH), x)
@@ -54,7 +54,9 @@ def test_a_deep_graph_is_pickled_without_depth():
         replica = load(dump({5: function}, VariableTable()), there, 0)[5]
         np.testing.assert_array_equal(replica(np.ones(3)), function(np.ones(3)))
         w.set_value(np.zeros(3))
-        np.testing.assert_array_equal(replica(np.ones(3)) == function(np.ones(3)), np.zeros(3, bool))  # its own value
+        np.testing.assert_array_equal(
+            replica(np.ones(3)) == function(np.ones(3)), np.zeros(3, bool)
+        )  # it has its own w
     assert sys.getrecursionlimit() == limit
 
 
@@ -104,7 +106,7 @@ def test_functions_that_numba_compiles(two):
 
 @pytest.mark.numba
 @pytensor_only
-def test_what_numba_has_kept_is_found_by_other_processes(monkeypatch):
+def test_other_processes_find_numbas_cached_code(monkeypatch):
     from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS
 
     monkeypatch.setattr("synkhronos._backends.precompile", lambda function: None)
@@ -165,7 +167,7 @@ assert (set(reports), last) == ({b"master"}, b"called"), reports
 
 @pytest.mark.numba
 @pytensor_only
-def test_what_numba_compiles_is_compiled_by_one_process():
+def test_numba_compiles_in_one_process():
     run(COMPILED_ONCE)
 
 
@@ -197,12 +199,12 @@ assert choose() == "pytensor"
 """
 
 
-def test_the_engine_is_chosen_or_asked_for():
+def test_the_backend_is_chosen_or_requested():
     run(CHOICES)
 
 
 @pytensor_only
-def test_without_theano_nothing_of_it_is_patched_or_imported():
+def test_without_theano_nothing_is_patched():
     run(
         """
         import sys
@@ -221,7 +223,7 @@ def run(program):
 
 
 @pytensor_only
-def test_lengths_that_types_fix(two):
+def test_static_lengths_of_types(two):
     few, row, wide = (
         T.tensor(shape=shape, name=name) for shape, name in (((4, 3), "few"), ((1, 3), "row"), ((None, 3), "wide"))
     )

@@ -1,8 +1,8 @@
-"""Every change against every path that keeps what it prepared for the last call: results are the plain engine's.
+"""Invalidation of cached calls: every change of a program against every path that caches data for the next call.
 
-Plans of calls, pickled messages, prepared work on ranks, reductions of collectives, and places and views of results
-are kept from call to call. A path is repeated until all of them are in use; then something changes, and all paths must
-follow.
+Plans of calls, pickled messages, prepared work on ranks, reductions of collectives, and placements and views of results
+are cached from call to call. A test repeats a path until all caches are in use, and then changes the program. The
+results must still be those of the backend.
 """
 
 import gc
@@ -22,12 +22,12 @@ ROWS, COLUMNS = 20, 3
 
 
 def values(number, *shape):
-    """Small integers, whose sums are exact in every order, and which are others for each number."""
+    """Return small integers as floats, different for each number. Their sums are exact in any order."""
     return np.random.default_rng(number).integers(-9, 9, shape).astype("float64")
 
 
 class Program:
-    """Functions, variables and data, and copies of what they should hold."""
+    """Functions, variables and data, and copies of the values that they should hold."""
 
     def __init__(self):
         self.n_changes = 0
@@ -42,17 +42,17 @@ class Program:
         self.fill(ROWS)
 
     def build(self, factor):
-        """Build all functions, with a constant."""
+        """Build all functions, with a constant factor."""
         x = T.dmatrix("x")
         sums = (factor * Fault()(x, self.fault)).sum(axis=1)
         self.plain = synk.function([x], [(factor * x.dot(self.w), "gather"), (sums.max(), "max")])
         self.exact = synk.function([x], [factor * x.dot(self.w).mean(), x.max(axis=0)], exact=True)
-        average = synk.averaged(x.mean(axis=0))  # weighted by the rows of each rank
-        self.meets = synk.function([x], [factor * average + self.w, synk.summed(x.sum(axis=0)), synk.gathered(x)])
+        average = synk.averaged(x.mean(axis=0))  # weighted by the number of rows of each rank
+        self.in_graph = synk.function([x], [factor * average + self.w, synk.summed(x.sum(axis=0)), synk.gathered(x)])
         synk.distribute()
 
     def fill(self, n_rows):
-        """Give data, an array and a shared variable other values, and the data and the array a number of rows."""
+        """Set new values of the data, the array and the shared variable, and the rows of data and array."""
         self.n_changes += 1
         self.points = values(self.n_changes, n_rows, COLUMNS)
         self.x.set_value(self.points)
@@ -63,13 +63,13 @@ class Program:
 
 @pytest.fixture(scope="module")
 def made():
-    """The programs, by session: here, all tests share one."""
+    """Return a dictionary for the program, which all tests of this module share."""
     return {}
 
 
 @pytest.fixture
 def program(synchronize, made):
-    """The functions and data, which earlier tests may have changed."""
+    """Return the program, with new values and the initial number of rows. Earlier tests may have changed it."""
     synchronize(N_RANKS, restart_workers=True)
     if not made:
         made["program"] = Program()
@@ -78,7 +78,7 @@ def program(synchronize, made):
     return program
 
 
-# ---------------------------------------------------------------- paths: each returns results and what they should be
+# ---------------------------------------------------------------- paths: each returns its results and the expected ones
 
 
 def plain(p):
@@ -127,11 +127,11 @@ def numbers_of_rows(p):
 
 
 def in_a_graph(p):
-    return of_batches(p, [p.meets], [4, 5, 8])
+    return of_batches(p, [p.in_graph], [4, 5, 8])
 
 
 def other_data(p):
-    """Other data of the same shape, in turn with the first."""
+    """Call the function with other data of the same shape, then with the first data."""
     return [*p.plain(p.other), *p.plain(p.x)], [*p.plain.as_theano(p.other), *p.plain.as_theano(p.points)]
 
 
@@ -164,7 +164,7 @@ PATHS += [in_a_graph, other_data, collectives, gathering, a_sequence]
 
 
 def check(program, path):
-    """Results are the engine's, and those of one call are not overwritten by the next."""
+    """Check that the results are the backend's, and that later calls do not overwrite them."""
     earlier, expected = path(program)
     for _ in range(2):
         close(path(program)[0], expected, rtol=1e-12)
@@ -190,7 +190,7 @@ def value_set_on_one_rank(p):
 
 
 def memory_allocated_again(p):
-    """Data free their memory, and an array ends; another array gets its address."""
+    """Free the memory of the data, drop the array, and allocate another array at its address."""
     address = p.array.ctypes.data
     p.points = p.points[::-1] + 2
     p.array = None
@@ -227,7 +227,7 @@ def length_set(p):
 
 
 def dtype_changed(p):
-    """Integers of another shape, then fractions of the same shape, which lose digits where integers were."""
+    """Change to integers of another shape, or back to fractions, which a cached integer dtype would truncate."""
     if p.array.dtype == "float64":
         p.points = np.floor(p.points[:-1])
         p.array = p.points.astype("int64")
@@ -243,7 +243,7 @@ def order_changed(p):
 
 
 def function_rebuilt(p):
-    p.plain = p.exact = p.meets = None
+    p.plain = p.exact = p.in_graph = None
     gc.collect()
     p.n_changes += 1
     p.build(2.0 + p.n_changes % 2)
@@ -256,7 +256,7 @@ def other_function_dropped(p):
 
 
 def wrong_arguments(p):
-    for function in (p.plain, p.exact, p.meets):
+    for function in (p.plain, p.exact, p.in_graph):
         with pytest.raises((TypeError, ValueError)):
             function(np.zeros(3))
         with pytest.raises(IndexError):
@@ -272,7 +272,7 @@ def exception_on_a_rank(p):
 
 
 def shapes_differ(p):
-    """An all-reduce that fails on every rank, before anything changes."""
+    """Set different shapes on the ranks, so that an all-reduce fails on every rank before it changes anything."""
     before = p.per_rank[0].astype(p.v.dtype)
     synk.set_value(1, p.v, np.ones(len(before) + 1, p.v.dtype))
     with pytest.raises(Exception, match="shape"):
@@ -301,7 +301,7 @@ def test_a_path_follows_a_change(program, path, change):
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_paths_in_turn_follow_a_change(program, change):
-    """Functions and data that several paths share; what one path keeps must not be taken for another's."""
+    """Paths that share functions and data do not use each other's caches."""
     for _ in range(2):
         for path in PATHS:
             close(*path(program), rtol=1e-12)

@@ -21,7 +21,7 @@ from synkhronos.extensions import checkpoint
 
 @pytest.fixture(scope="module")
 def variables():
-    """Three shared variables on three ranks, with values of each rank's own."""
+    """Yield three shared variables in a session of three ranks."""
     synk.fork(3)
     weights = theano.shared(np.zeros((4, 2), "float32"), "weights")
     counter = theano.shared(np.int64(0), "counter")
@@ -32,7 +32,7 @@ def variables():
 
 
 def set_apart(variables, offset=0.0):
-    """Give each rank other values, the last variable even other lengths; returns them by rank."""
+    """Set different values on each rank, for the last variable also different lengths, and return them by rank."""
     values = []
     for rank in range(3):
         mine = [
@@ -47,7 +47,7 @@ def set_apart(variables, offset=0.0):
 
 @pytest.fixture
 def saved(variables, tmp_path):
-    """The path of a checkpoint, and the values in it by rank."""
+    """Return the path of a checkpoint, and the values in it by rank."""
     values, path = set_apart(variables), tmp_path / "one.npz"
     checkpoint.save(path, variables)
     return path, values
@@ -75,7 +75,7 @@ def test_one_variable_without_a_list_and_other_forms_of_names(variables, tmp_pat
     np.testing.assert_array_equal(synk.gather(variables[0])[:, 0, 0], [0, 1, 2])
 
 
-def test_what_does_not_match_is_refused_and_changes_nothing(variables, saved, tmp_path):
+def test_a_mismatch_is_refused_and_changes_nothing(variables, saved, tmp_path):
     path, _ = saved
     with pytest.raises(ValueError, match="got 2 variables to load; expected 3"):
         checkpoint.load(path, variables[:2])
@@ -107,7 +107,7 @@ def test_a_link_in_the_way_is_not_followed(variables, tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_what_ends_a_save_leaves_nothing(variables, saved, tmp_path, monkeypatch, error):
+def test_an_interrupted_save_leaves_nothing(variables, saved, tmp_path, monkeypatch, error):
     path, _ = saved
     before = path.read_bytes()
 
@@ -124,7 +124,7 @@ def test_what_ends_a_save_leaves_nothing(variables, saved, tmp_path, monkeypatch
 
 
 def test_a_full_disk(tmp_path):
-    """A disk is full in the midst of the file: a limit of file sizes stands for it."""
+    """A save that fills the disk keeps the old file. A limit on the size of files simulates the full disk."""
     script = """
     import resource
     from synkhronos.extensions import checkpoint
@@ -150,7 +150,7 @@ def test_a_full_disk(tmp_path):
 
 
 def npy_of(shape, dtype="float32"):
-    """The bytes of a .npy file that promises an array of this shape, and holds 32 bytes."""
+    """Return a .npy file whose header declares an array of this shape, followed by 32 bytes of data."""
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"shape": shape, "fortran_order": False, "descr": dtype})
     return file.getvalue() + bytes(32)
@@ -192,14 +192,14 @@ def test_a_foreign_file(variables, tmp_path, kind):
 
 
 def test_a_damaged_file_changes_nothing(variables, saved):
-    """Whatever byte is wrong, and wherever the file ends: a ValueError, or the very values."""
+    """A truncated file, or one with a wrong byte, raises ValueError or loads the saved values."""
     path, values = saved
-    whole = path.read_bytes()
+    intact = path.read_bytes()
     rng = np.random.default_rng(0)
     n_refused = 0
     for step in range(300):
-        at = int(rng.integers(len(whole)))
-        wrong = whole[:at] if step % 3 == 0 else whole[:at] + bytes([whole[at] ^ 1 << step % 8]) + whole[at + 1 :]
+        at = int(rng.integers(len(intact)))
+        wrong = intact[:at] if step % 3 == 0 else intact[:at] + bytes([intact[at] ^ 1 << step % 8]) + intact[at + 1 :]
         path.write_bytes(wrong)
         try:
             checkpoint.load(path, variables)
@@ -211,14 +211,14 @@ def test_a_damaged_file_changes_nothing(variables, saved):
 
 
 def test_a_flipped_bit_in_the_directory_of_the_archive(variables, tmp_path):
-    """It may hide entries, so that what is left looks like a whole checkpoint of fewer ranks or variables."""
+    """A file with hidden entries is not taken for a complete checkpoint of fewer ranks or variables."""
     path, counter = tmp_path / "one.npz", variables[1]
     for rank in range(3):
         synk.set_value(rank, counter, np.int64(rank))
     checkpoint.save(path, counter)
-    whole = path.read_bytes()
-    for at in range(8 * whole.index(b"PK\x01\x02"), 8 * len(whole)):
-        wrong = bytearray(whole)
+    intact = path.read_bytes()
+    for at in range(8 * intact.index(b"PK\x01\x02"), 8 * len(intact)):
+        wrong = bytearray(intact)
         wrong[at // 8] ^= 1 << at % 8
         path.write_bytes(wrong)
         with contextlib.suppress(ValueError):
@@ -235,19 +235,19 @@ def test_a_checkpoint_of_an_earlier_version_has_no_comment(variables, saved):
     np.testing.assert_array_equal(synk.get_value(2, variables[0]), values[2][0])
 
 
-def test_a_folder_is_no_file(variables, tmp_path):
+def test_a_folder_is_refused(variables, tmp_path):
     with pytest.raises(IsADirectoryError):
         checkpoint.load(tmp_path, variables)
 
 
-def test_a_pipe_is_no_checkpoint(variables, tmp_path):
+def test_a_pipe_is_refused(variables, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="pipe is damaged, or not a checkpoint: it is not a regular file"):
         checkpoint.load(tmp_path / "pipe", variables)
 
 
 def write(path, values):
-    """A checkpoint as `save` lays it out, of one variable."""
+    """Write a checkpoint of one variable in the format of `save`."""
     np.savez(path, **{f"0/{rank}": value for rank, value in enumerate(values)})
 
 
@@ -274,7 +274,7 @@ for step in range(1, 10_000):
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.02, 0.04])
-def test_a_kill_while_saving_leaves_a_whole_file(tmp_path, delay):
+def test_a_kill_while_saving_leaves_a_complete_file(tmp_path, delay):
     path = tmp_path / "killed.npz"
     with start_script(SAVER, path, fresh=True) as saver:
         try:
@@ -291,8 +291,8 @@ def test_a_kill_while_saving_leaves_a_whole_file(tmp_path, delay):
             assert (value == value[0]).all()
 
 
-def test_what_a_handler_raises_is_no_damage(synchronize, tmp_path, monkeypatch):
-    """Not even where it is an `OSError`, as `TimeoutError` is: a program's alarm, say."""
+def test_exceptions_of_signal_handlers_are_not_reported_as_damage(synchronize, tmp_path, monkeypatch):
+    """An exception of a signal handler passes through unchanged, even an `OSError` such as `TimeoutError`."""
 
     def timed_out(number, frame):
         raise TimeoutError("of the program")
@@ -301,7 +301,7 @@ def test_what_a_handler_raises_is_no_damage(synchronize, tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGALRM)
 
     synchronize(2)
-    monkeypatch.setattr(sys, "unraisablehook", lambda raised: None)  # the alarm may ring in a finalizer
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: None)  # the alarm may go off in a finalizer
     old = signal.signal(signal.SIGALRM, timed_out)
     try:
         path = tmp_path / "one.npz"
@@ -318,10 +318,10 @@ def test_what_a_handler_raises_is_no_damage(synchronize, tmp_path, monkeypatch):
             patch.setattr(os, "fsync", interrupted)
             with pytest.raises(TimeoutError, match="of the program"):
                 checkpoint.save(path, var)
-        for delay in np.random.RandomState(0).uniform(1e-5, 3e-3, 300):  # wherever they come
+        for delay in np.random.RandomState(0).uniform(1e-5, 3e-3, 300):  # at random times
             with contextlib.suppress(TimeoutError):
                 signal.setitimer(signal.ITIMER_REAL, delay)
-                for _ in range(10):  # Python drops what is raised in a finalizer
+                for _ in range(10):  # Python drops exceptions that are raised in a finalizer
                     checkpoint.save(path, var)
             signal.setitimer(signal.ITIMER_REAL, 0)
         assert os.listdir(tmp_path) == ["one.npz"]

@@ -1,4 +1,4 @@
-"""Processes that the user forks from a program with a session."""
+"""Processes that the user's program forks during a session."""
 
 import multiprocessing
 import subprocess
@@ -28,7 +28,7 @@ class TestChildren:
 
     @staticmethod
     def misuse():
-        """Try to command the ranks; returns what was raised instead."""
+        """Try to command the ranks, and return the messages of the errors."""
         errors = []
         for call in (lambda: summing()(np.ones(3)), lambda: synk.broadcast(built["w"]), synk.distribute):
             try:
@@ -85,8 +85,8 @@ class TestChildren:
         command = [sys.executable, "-c", listing]
         assert b"synkhronos" not in subprocess.run(command, capture_output=True, check=True, close_fds=False).stdout
 
-    def test_a_master_that_reaps_all_its_children(self):
-        """`os.wait` in the user's program takes the exit status of whichever child ends."""
+    def test_a_controller_that_reaps_all_its_children(self):
+        """The death of a worker is detected although the user's program has waited for its exit status."""
         out, _ = run_script(
             """
             synk.fork(2)
