@@ -1,4 +1,4 @@
-"""What tests of several machines share."""
+"""Fixtures and time limits for tests of several nodes."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from mpi_jobs import hosts_or_skip
 
 
 def pytest_collection_modifyitems(items):
-    """Let the programs of these tests wait for each other on a machine that is busy."""
+    """Raise the time limit of the tests in this folder, whose programs wait for each other on a busy computer."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.timeout(320))
@@ -15,6 +15,6 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module")
 def hosts():
-    """Two hosts, for the tests of a module."""
+    """Yield two hosts, which are shared by the tests of a module."""
     with hosts_or_skip(2) as made:
         yield made

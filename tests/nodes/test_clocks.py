@@ -1,4 +1,4 @@
-"""Nodes whose clocks differ: traces use the controller's clock, the first failure is named, `memory` has all ranks."""
+"""Nodes with different clocks: times in traces, the first of several failures, and `memory` of all ranks."""
 
 import json
 
@@ -64,7 +64,7 @@ def test_traces_first_failures_and_memory(hosts, tmp_path):
             commands[event["pid"]].append((event["name"], event["ts"], event["ts"] + event["dur"]))
     assert [len(found) for found in commands.values()] == [len(commands[0])] * 4
     assert commands[0]
-    slack = 5000  # microseconds: clocks are compared to half of a question's time, on a machine that is busy
+    slack = 5000  # microseconds; clocks are compared to within half a round trip, on a busy computer
     for of_ranks in zip(*commands.values()):
         assert len({name for name, _, _ in of_ranks}) == 1
         _, begun, ended = of_ranks[0]
@@ -73,4 +73,4 @@ def test_traces_first_failures_and_memory(hosts, tmp_path):
             assert end_there < ended + slack
     first = max(of_ranks[0][1] - min(one[1] for one in of_ranks) for of_ranks in zip(*commands.values()))
     last = max(max(one[2] for one in of_ranks) - of_ranks[0][2] for of_ranks in zip(*commands.values()))
-    print(f"others begin {first:.0f} µs before the master at most, and end {last:.0f} µs after it")
+    print(f"others begin {first:.0f} µs before the controller at most, and end {last:.0f} µs after it")

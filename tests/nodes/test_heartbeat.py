@@ -1,4 +1,4 @@
-"""Nodes that are silent for a while, or for good; heartbeat processes that are frozen or killed."""
+"""Heartbeats: nodes that are silent for a while or lost, and heartbeat processes that are frozen or killed."""
 
 import contextlib
 import errno
@@ -39,10 +39,10 @@ BEGIN = """
     f(X)
 """
 
-#: Does a thing until the test has made a file, and compares.
+#: Repeats an action until the test has created a file, then compares results.
 PHASES = """
     for phase in {phases!r}:
-        time.sleep(0.6)  # in which the nodes hear each other
+        time.sleep(0.6)  # until the nodes have heard from each other
         say(phase)
         while not os.path.exists({folder!r} + "/" + phase):
             if "idle" in phase:
@@ -74,7 +74,7 @@ def python_processes(hosts, name):
 
 
 def pair(hosts, name):
-    """The guardian and the heartbeat process of a host."""
+    """Return the guardian and the heartbeat process of a host."""
     leader = hosts.leader(name)
     found = [one for one in python_processes(hosts, name) if one != leader and one.ppid() != leader.pid]
     (heartbeat,) = [one for one in found if one.ppid() in [other.pid for other in found]]
@@ -96,7 +96,7 @@ def frozen(processes):
 
 
 class Lines:
-    """What a job prints on standard error, while it runs."""
+    """Lines that a job prints on stderr while it runs."""
 
     def __init__(self, job):
         self.found = []
@@ -107,13 +107,13 @@ class Lines:
     def _read(self):
         for line in self._job.stderr:
             self.found.append(line)
-            print(line, end="")  # which is shown if the test fails
+            print(line, end="")  # pytest shows it if the test fails
 
     def warnings(self):
         return [line for line in self.found if line.startswith("synkhronos: ")]
 
     def end(self):
-        """Wait until the job ends; returns its exit code."""
+        """Wait until the job ends, and return its exit code."""
         self._job.stdout.read()
         self._job.stdout.close()
         self._thread.join(60)
@@ -121,11 +121,11 @@ class Lines:
         return self._job.wait(60)
 
 
-# ---------------------------------------------------------------- sessions that go on
+# ---------------------------------------------------------------- sessions that continue
 
 
 def test_sessions_go_on_after_an_outage_of_three_seconds(hosts, tmp_path):
-    """Whatever is frozen or cut off, results are right afterwards, and one warning names the node that was silent."""
+    """After processes were frozen or a link was cut, results are right, and one warning has named the silent node."""
     of_b = "nothing was heard from node 1 (hostb) for 2 seconds"
     of_a = "node 1 (hostb) has heard nothing from node 0 (hosta) for 2 seconds"
 
@@ -163,12 +163,12 @@ def test_sessions_go_on_after_an_outage_of_three_seconds(hosts, tmp_path):
 
 
 def test_killed_heartbeat_processes_are_started_again(hosts, tmp_path):
-    """By each other, or, if both are killed at once, by their leader."""
+    """The heartbeat process and its guardian restart each other; the leader restarts both if both were killed."""
     job = start(hosts, BEGIN.format(heartbeat=2.5), PHASES.format(phases=["call", "idle"], folder=str(tmp_path)))
     lines = Lines(job)
     for phase in ("call", "idle"):
         assert hear(job)[1] == phase
-        for name in hosts.names if phase == "call" else ["hostb"]:  # who is idle does not look
+        for name in hosts.names if phase == "call" else ["hostb"]:  # an idle controller does not check its processes
             for victims in ([1], [0], [0, 1]):
                 before = pair(hosts, name)
                 for victim in victims:
@@ -189,8 +189,8 @@ def test_killed_heartbeat_processes_are_started_again(hosts, tmp_path):
 # ---------------------------------------------------------------- nodes that are lost
 
 
-def test_a_closed_connection_is_noticed_at_once(hosts, tmp_path):
-    """The launcher, which would end the job, is frozen; what it would print is in a file."""
+def test_a_closed_connection_is_detected_at_once(hosts, tmp_path):
+    """The launcher is frozen, because it would end the job; the script therefore writes its report to a file."""
     reported = tmp_path / "reported"
     say = f"""
     def say(*what):
@@ -212,8 +212,8 @@ def test_a_closed_connection_is_noticed_at_once(hosts, tmp_path):
     ends_badly(hosts, job, time.monotonic(), limit=10)
 
 
-def test_a_controller_that_is_frozen_for_too_long_is_named(hosts):
-    """The other nodes end, and with them the job; they say whom they have missed."""
+def test_a_controller_that_is_frozen_for_too_long_is_reported(hosts):
+    """The other nodes report that node 0 is silent and end, which ends the job."""
     job = start_until_ready(hosts, BEGIN.format(heartbeat=2.5), CALLS)
     lines = Lines(job)
     with frozen(python_processes(hosts, "hosta")):
@@ -226,7 +226,7 @@ def test_a_controller_that_is_frozen_for_too_long_is_named(hosts):
     until_nothing_is_left(hosts, time.monotonic(), limit=10, of_mpi=True)
 
 
-#: Until the heartbeat process reports a node that is lost while no call is under way.
+#: Waits, without a call, until the heartbeat process reports a lost node.
 IDLE = """
     from deadline import wait_for
     from synkhronos._multinode import launch
@@ -251,7 +251,7 @@ def test_a_node_that_is_lost_between_calls_is_reported_by_fork_and_close(hosts, 
 
 
 @pytest.mark.parametrize("silent", ["frozen hostb", "cut off hosta"])
-def test_of_three_nodes_the_silent_one_is_named_and_the_others_stay(silent, tmp_path):
+def test_of_three_nodes_the_silent_one_is_reported_and_the_others_continue(silent, tmp_path):
     wait = f"""
     from deadline import wait_for
     wait_for(lambda: os.path.exists({str(tmp_path / "seen")!r}), "the test")
@@ -287,7 +287,7 @@ def test_of_three_nodes_the_silent_one_is_named_and_the_others_stay(silent, tmp_
 
 
 def holders(fd):
-    """The processes that hold the other end of a pipe."""
+    """Return the processes that hold the other end of a pipe."""
     pipe, found = os.readlink(f"/proc/self/fd/{fd}"), []
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
@@ -320,7 +320,7 @@ def test_a_heartbeat_process_is_started_again_twenty_times(capfd):
 
 
 def test_processes_that_cannot_be_started_again_are_reported(monkeypatch, caplog):
-    """The command that runs goes on, and so does the watch when there is room for processes again."""
+    """The running command continues, and heartbeats start again once the kernel allows new processes."""
     heartbeat = Heartbeat(0)
     heartbeat.start(["here"], [heartbeat.door])
 
@@ -349,11 +349,11 @@ def refuse(*arguments, **options):
     raise OSError(errno.EAGAIN, "no room for a process")
 
 
-def test_who_is_listened_to():
-    """A node that was heard from and sends nothing more is lost; one that left is not, nor a stranger."""
+def test_messages_that_count_as_heartbeats():
+    """A node that becomes silent is lost; a node that left is not. Messages without the token are ignored."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(4096, limits[1])), limits[1]))
-    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]  # its descriptors are above what `select` takes
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]  # so that descriptors are too large for `select`
     heartbeat = Heartbeat(0)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mine:
         mine.bind(("", 0))
@@ -389,7 +389,7 @@ def test_who_is_listened_to():
             pass
 
 
-# ---------------------------------------------------------------- what a node concludes
+# ---------------------------------------------------------------- the failure detector of a node
 
 
 def silence(own, n, heard=()):
@@ -427,7 +427,7 @@ def test_one_warning_for_each_silence():
         assert one.warnings() == {}
 
 
-def test_of_those_that_hear_each_other_the_first_warns():
+def test_only_the_first_of_the_nodes_that_hear_each_other_warns():
     first, second, third = (silence(own, 4, heard={0, 1, 2, 3} - {own}) for own in (0, 1, 2))
     for one in (first, second, third):
         wait(one, 2.25, hears={0, 1, 2} - {0 if one is first else 1 if one is second else 2})
@@ -439,7 +439,7 @@ def test_of_those_that_hear_each_other_the_first_warns():
 
 
 @pytest.mark.parametrize("own", [0, 1])
-def test_a_node_that_hears_nobody_of_two_blames_itself(own):
+def test_a_node_that_hears_neither_of_two_others_reports_itself(own):
     one = silence(own, 3, heard={0, 1, 2} - {own})
     wait(one, 1, hears=[2])
     wait(one, 1.75)
@@ -450,7 +450,7 @@ def test_a_node_that_hears_nobody_of_two_blames_itself(own):
     assert 0 in one.losses(2.5)
 
 
-def test_a_node_that_cannot_send_blames_itself():
+def test_a_node_that_cannot_send_reports_itself():
     one = silence(0, 2, heard=[1])
     one.sent([], can_send=False)
     wait(one, 3)
@@ -467,7 +467,7 @@ def test_a_refusal_is_a_loss_within_a_second_unless_the_node_has_left():
     assert one.losses(10) == {0: Loss(0, Reason.ENDED, 1)}
 
 
-def test_a_refusal_by_a_node_that_is_heard_is_a_firewalls():
+def test_a_refusal_is_no_loss_while_the_node_is_heard():
     one = silence(0, 2, heard=[1])
     one.sent([1], can_send=True)
     wait(one, 1, hears=[1])
@@ -475,7 +475,7 @@ def test_a_refusal_by_a_node_that_is_heard_is_a_firewalls():
     assert one.losses(10) == {}
 
 
-def test_node_0_counts_what_others_have_lost_itself_too():
+def test_node_0_counts_losses_that_others_report_also_its_own():
     one = silence(0, 3, heard=[1, 2])
     one.receive([Message(1, silent=2, is_lost=True), Message(2, silent=0, is_lost=True), Message(2, silent=77)])
     assert one.losses(10) == {2: Loss(2, Reason.SILENT, 1)}
@@ -500,11 +500,11 @@ def test_a_new_process_watches_the_same_nodes_and_counts_from_0():
 
 
 @pytest.mark.parametrize("seconds", [2, 0, -1, float("inf"), float("nan"), True, None, "10"])
-def test_seconds_that_are_none_are_refused(seconds):
+def test_invalid_seconds_are_refused(seconds):
     with pytest.raises(ValueError, match=r"heartbeat is .*; expected a finite number of seconds above 2, "):
         synk.fork(1, use_gpu=False, heartbeat=seconds)
 
 
-def test_one_machine_has_no_heartbeat():
+def test_one_node_has_no_heartbeat():
     with synk.session(1, use_gpu=False, heartbeat=2.5) as n_ranks:
         assert n_ranks == 1

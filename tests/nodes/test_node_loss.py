@@ -1,6 +1,6 @@
-"""Losses on several nodes: the errors that the script gets, and when; nothing is left on any node.
+"""Losses of ranks and nodes: the errors that the script gets, the time until then, and no processes left on any node.
 
-Each test prints how long it took until the script was notified, and until nothing was left.
+Each test prints how long it took until the script got the error, and until no process was left.
 """
 
 import os
@@ -31,7 +31,7 @@ BEGIN = """
     f(X)
 """
 
-#: Calls until an exception, and prints it.
+#: Calls a function until an exception is raised, and prints the exception.
 CALLS = """
     say("ready")
     try:
@@ -41,18 +41,18 @@ CALLS = """
         say(type(error).__name__, error)
 """
 
-#: The most seconds that a test allows on a busy machine: until the script is notified, and until nothing is left.
+#: Time limits in seconds, on a busy computer: until the script gets the error, and until no process is left.
 NOTIFIED, LEFT = 4, 6
 
 
 def test_the_script_ends_by_itself_after_the_others():
-    """The launcher ends all processes of a machine when one goes without leave."""
+    """Leaders wait for the end of the script, since the launcher ends all processes of a node that exits early."""
     out = output_of(PRELUDE.replace("sleep(0.3)", "sleep(1)"), BEGIN)
     assert out.startswith("says ")
     assert out.endswith(" parts\n")
 
 
-def test_ranks_that_die_or_stand_still_are_named_and_the_next_session_works(hosts):
+def test_ranks_that_die_or_stop_are_reported_and_the_next_session_works(hosts):
     job = start(
         hosts,
         BEGIN,
@@ -71,7 +71,7 @@ def test_ranks_that_die_or_stand_still_are_named_and_the_next_session_works(host
     ):
         assert hear(job)[1] == "ready"
         worker = hosts.leader(name).children()
-        assert len(worker) == 1  # the heartbeat is no child of its leader
+        assert len(worker) == 1  # the heartbeat process is not a child of the leader
         pid = worker[0].pid
         since = time.monotonic()
         worker[0].send_signal(number)
@@ -95,7 +95,7 @@ def test_ranks_that_die_or_stand_still_are_named_and_the_next_session_works(host
     ],
 )
 def test_nothing_is_left_when_a_part_of_the_job_is_ended(hosts, number, victim):
-    """Killed, or by a signal that the script does not handle."""
+    """Nothing is left after SIGKILL, and after a signal that the script does not handle."""
     job = start_until_ready(hosts, BEGIN, CALLS)
     since = time.monotonic()
     pid = job.pid if victim == "mpiexec" else hosts.leader({"master": "hosta", "leader": "hostb"}[victim]).pid
@@ -109,7 +109,7 @@ def test_nothing_is_left_when_a_part_of_the_job_is_ended(hosts, number, victim):
 
 
 @pytest.mark.parametrize("how", ["cut", "drop"])
-def test_a_machine_that_is_out_of_reach_is_named(hosts, how):
+def test_a_node_that_cannot_be_reached_is_reported(hosts, how):
     job = start_until_ready(hosts, BEGIN, CALLS)
     since = time.monotonic()
     getattr(hosts, how)("hostb")
@@ -126,13 +126,13 @@ def test_a_machine_that_is_out_of_reach_is_named(hosts, how):
     print(f"{how}: NodeLost after {when - since:.2f} s, no rank is left after {left:.2f} s")
 
 
-def test_a_line_that_is_cut_between_two_others_is_noticed():
-    """The first machine hears both; each of them reports that it misses the other one."""
+def test_a_link_that_is_cut_between_two_other_nodes_is_detected():
+    """Node 0 hears from both nodes; each of them reports that it hears nothing from the other."""
     with hosts_or_skip(3) as hosts:
         job = start_until_ready(hosts, BEGIN, CALLS)
         since = time.monotonic()
         for one, other in (("hostb", 3), ("hostc", 2)):
-            nobody = ("lladdr", "02:00:00:00:00:99", "dev", "eth0")  # so nothing is refused, and nothing arrives
+            nobody = ("lladdr", "02:00:00:00:00:99", "dev", "eth0")  # packets are lost without an error
             hosts.inside(one, "ip", "neigh", "replace", f"10.77.0.{other}", *nobody)
         when, text = hear(job)
         assert "heard nothing from node 2 (hostc) for 2.5 s" in text or "from node 1 (hostb) for 2.5 s" in text
@@ -142,7 +142,7 @@ def test_a_line_that_is_cut_between_two_others_is_noticed():
 
 
 @pytest.mark.parametrize(("number", "at"), [("SIGINT", "mpiexec"), ("SIGTERM", "mpiexec"), ("SIGINT", "master")])
-def test_a_handler_of_the_script_runs_and_the_ranks_are_there(hosts, number, at):
+def test_a_handler_of_the_script_runs_while_ranks_still_work(hosts, number, at):
     job = start_until_ready(
         hosts,
         BEGIN,
@@ -172,25 +172,25 @@ def test_a_handler_of_the_script_runs_and_the_ranks_are_there(hosts, number, at)
     print(f"{number} to {at}: notified after {when - since:.2f} s, nothing is left after {left:.2f} s")
 
 
-def test_a_leader_that_stands_still_is_named(hosts):
+def test_a_leader_that_is_stopped_is_reported(hosts):
     job = start_until_ready(hosts, BEGIN, CALLS)
     shown = hosts.inside("hostb", sys.executable, "-m", "synkhronos", "top", "--once").splitlines()
     leader = hosts.leader("hostb").pid
     assert [str(leader), "2", "leader", str(leader)] in [
         line.split()[:4] for line in shown
-    ]  # those of hosta are shown, too: one kernel
+    ]  # ranks of hosta are shown, too, because both hosts have the same kernel
     assert shown[-1] == "the same command on other nodes shows their ranks"
     since = time.monotonic()
     os.kill(leader, signal.SIGSTOP)
     when, text = hear(job)
     assert text.startswith("WorkerTimeout rank 2, which leads node 1 (hostb), did not answer within 3 seconds")
-    assert when - since < 9 + NOTIFIED  # the time-out, a second for who is named, and five in which it may still come
+    assert when - since < 9 + NOTIFIED  # the timeout, 1 s for the leader's report, and 5 s for a late answer
     left = ends_badly(hosts, job, since, limit=20)
     print(f"SIGSTOP to a leader: WorkerTimeout after {when - since:.2f} s, nothing is left after {left:.2f} s")
 
 
-def test_a_machine_without_room_refuses_and_the_session_goes_on(hosts):
-    """Where memory lies in ``/dev/shm``, because the kernel offers no other, which has a size."""
+def test_a_node_without_free_memory_refuses_and_the_session_continues(hosts):
+    """Without ``memfd_create``, memory lies in ``/dev/shm``, whose size is limited here."""
     hosts.inside("hostb", "mount", "-o", "remount,size=3m", "/dev/shm")
     try:
         job = start(

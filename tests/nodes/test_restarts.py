@@ -1,4 +1,4 @@
-"""`fork(restart_workers=True)` on several nodes: a dead worker is replaced, on any node."""
+"""Replacement of dead workers on several nodes by `fork(restart_workers=True)`, and sessions one after the other."""
 
 import time
 
@@ -25,7 +25,7 @@ BEGIN = """
 """
 
 
-def test_workers_of_any_machine_are_replaced(hosts, tmp_path):
+def test_workers_of_any_node_are_replaced(hosts, tmp_path):
     job = start(
         hosts,
         BEGIN,
@@ -59,7 +59,7 @@ def test_workers_of_any_machine_are_replaced(hosts, tmp_path):
     ends_well(hosts, job)
 
 
-def test_the_death_of_a_leader_is_the_end(hosts):
+def test_the_death_of_a_leader_ends_the_job(hosts):
     job = start_until_ready(hosts, BEGIN, "say('ready')\nsynk.set_value(2, fault, KILL)\ncall()")
     since = time.monotonic()
     out, _ = job.communicate(timeout=60)
@@ -69,7 +69,7 @@ def test_the_death_of_a_leader_is_the_end(hosts):
 
 
 def test_sessions_in_a_row_and_one_that_goes_on_from_a_checkpoint(hosts, tmp_path):
-    """Nothing grows from session to session; what was saved is what every rank has, also in another program."""
+    """Sessions leak no resources, and all ranks continue from a checkpoint, in another program, too."""
     train = f"""
         from deadline import wait_for
         from synkhronos.extensions import checkpoint
