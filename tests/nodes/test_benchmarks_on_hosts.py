@@ -1,4 +1,4 @@
-"""The benchmarks' contestants on hosts: commands to processes, limited links, and small figures."""
+"""Benchmarks on several hosts: commands to contestants, limited links, and small measurements."""
 
 import json
 import os
@@ -77,21 +77,21 @@ def test_contestants_on_hosts(hosts, tmp_path):
             ((seconds,),) = contest.run(1, {"one": (sockets, {"n": 800_000})}, warm_up=0)["one"].rounds
             limits = [json.loads(hosts.inside(name, "tc", "-json", "qdisc", "show")) for name in hosts.names]
             assert [any(one["kind"] == "tbf" for one in each) for each in limits] == [slow] * 2
-            assert seconds > (0.6 if slow else 0)  # but for the 128 kB of the bucket, 8 bits take a microsecond
+            assert seconds > (0.6 if slow else 0)  # 8 bits take 1 µs, except for the 128 kB of the bucket
     assert not hosts.left()
 
 
 @theano_only("contestants in Theano's names")
 def test_figures_on_hosts_in_small(hosts):
     result = Result("nodes", "Several machines", "")
-    nodes.measure_calls(result, hosts, rounds=1, calls=8, seconds=4)  # for some ticks, in which CPU times are counted
+    nodes.measure_calls(result, hosts, rounds=1, calls=8, seconds=4)  # several clock ticks, the unit of CPU times
     nodes.measure_rows(result, hosts)
     assert not hosts.left()
     rows = {row.key.partition("/")[2]: row for row in result.rows}
     assert 0 < rows["idle"].value < 100
     assert 1 < rows["succession"].value < 1e6
     assert rows["again"].value == 0
-    assert 0.9 < rows["shuffled"].value <= 1.01  # of nearly all rows, for all epochs
+    assert 0.9 < rows["shuffled"].value <= 1.01  # nearly all rows are sent once, in all epochs together
 
 
 def test_predictions():

