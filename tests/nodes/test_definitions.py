@@ -1,6 +1,6 @@
-"""Functions, classes and state of the program that change between sessions, or within one, reach all ranks.
+"""Changes of the program's functions, classes and state, between sessions or within one, are sent to all ranks.
 
-Each program runs on one node and on two. Leaders of other nodes have executed it up to their first `fork` only.
+Each program runs on one node and on two. Leaders of other nodes execute the program only up to the first `fork`.
 """
 
 import pytest
@@ -41,11 +41,11 @@ PRELUDE = f"""
 
 
 def run(nodes, each, *sources):
-    """Run a program on one node, or as if on several; returns what its script printed."""
+    """Run a program on one node, or as if on several, and return what the script printed."""
     return output_of(PRELUDE, *sources, n=nodes, EACH=str(each))
 
 
-#: What an Op of the main program reads in every way there is; `change` changes all of it.
+#: Operations of the main program that read its state in all possible ways; `change` changes all of that state.
 READERS = """
     from operator import attrgetter
 
@@ -137,7 +137,7 @@ READERS = """
             return 1.5 * a
 
     class Held(Op):
-        # its instances hold the function, whose globals are found where it is sent
+        # instances hold the function; its globals are those of the process that receives it
         def __init__(self):
             self.function = indirect
 
@@ -192,7 +192,7 @@ READERS = """
 
 
 @pytest.mark.parametrize("nodes, each", NODES[::2])
-def test_what_ops_read_changes_between_sessions_and_within_one(nodes, each):
+def test_state_that_ops_read_changes_between_sessions_and_within_one(nodes, each):
     run(
         nodes,
         each,
@@ -214,7 +214,7 @@ def test_what_ops_read_changes_between_sessions_and_within_one(nodes, each):
 
 @pytest.mark.parametrize("nodes, each", NODES[:2])
 def test_state_of_the_programs_own_modules(nodes, each, tmp_path):
-    """Set from outside, by a reload, and in a module that is written and imported after the first fork."""
+    """Changes by assignment and by a reload are sent, as is a module that is imported only after the first fork."""
     (tmp_path / "mine.py").write_text("FACTOR = 1.5\ndef helper(a):\n    return FACTOR * a\n")
     (tmp_path / "ops_of_mine.py").write_text(
         "from __main__ import Op\nimport mine\nFACTOR = 1.5\n"
@@ -267,7 +267,7 @@ def test_state_of_the_programs_own_modules(nodes, each, tmp_path):
         fork()
         check(ByModule(), 51.5 + 50.5)
         check(ops_of_mine.Other(), 50.5)
-        check(ByName(), 50.5)  # the function from before reads the module, where FACTOR is another
+        check(ByName(), 50.5)  # the old function reads the new FACTOR of the module
         check(Late(), 2.5)
         late.FACTOR = 3.5
         check(Late(), 3.5)
@@ -276,7 +276,7 @@ def test_state_of_the_programs_own_modules(nodes, each, tmp_path):
 
 
 @pytest.mark.parametrize("nodes, each", NODES[:2])
-def test_what_is_defined_after_fork_changes_and_distribute_sends_it(nodes, each):
+def test_distribute_sends_changes_of_definitions_made_after_fork(nodes, each):
     run(
         nodes,
         each,
@@ -380,8 +380,8 @@ def test_classes_that_refuse_to_be_changed(nodes, each):
 
 
 @pytest.mark.parametrize("nodes, each", NODES[:2])
-def test_what_cannot_be_pickled(nodes, each):
-    """It stays as it was inherited; set again after the fork, it is an error that names it."""
+def test_state_that_cannot_be_pickled(nodes, each):
+    """Workers keep the inherited state; if the program sets it after the fork, an error names it."""
     out = run(
         nodes,
         each,
@@ -439,7 +439,7 @@ def test_large_arrays_are_sent_once(nodes, each):
 
         fork()
         check(Table(), 1.5)
-        assert max(sent) < 100_000, sent  # it was inherited
+        assert max(sent) < 100_000, sent  # workers inherited it
         TABLE[-1] = 2.5
         check(Table(), 2.5)
         assert max(sent) > 8_000_000
@@ -451,7 +451,7 @@ def test_large_arrays_are_sent_once(nodes, each):
 
 
 @pytest.mark.parametrize("nodes, each", NODES[2:])
-def test_a_worker_died_and_the_session_is_begun_again(nodes, each):
+def test_definitions_in_a_new_session_after_a_worker_died(nodes, each):
     run(
         nodes,
         each,

@@ -1,6 +1,6 @@
-"""Large arrays between nodes, in pieces: rounding, gathers, 16-bit wire dtypes, and interrupts.
+"""Large arrays, which nodes send in pieces: rounding, gathers, 16-bit wire dtypes, and interrupts.
 
-Each process that mpiexec starts stands for a machine; pieces are small, so that there are many of them.
+Each process that mpiexec starts is a node. Pieces are small here, so that each array has many of them.
 """
 
 import pytest
@@ -42,14 +42,14 @@ PRELUDE = f"""
 
 
 def run(source, ranks, piece=SMALL, **environment):
-    """Run a program on as many machines as there are numbers of ranks; returns what it printed."""
+    """Run a program with these numbers of ranks on the nodes, and return the lines that it printed."""
     environment |= {"RANKS": " ".join(map(str, ranks)), "PIECE": str(piece)}
     return output_of(PRELUDE, source, n=len(ranks), **environment).splitlines()
 
 
 @pytest.mark.parametrize("ranks, piece", [((2, 1, 2), SMALL), ((3, 1), LARGE)], ids=str)
-def test_many_pieces_are_rounded_once_and_gathered_whole(ranks, piece):
-    """Of no piece, one piece and many; `tests/transports/test_contract.py` has every op and dtype."""
+def test_arrays_of_many_pieces_are_rounded_once_and_gathered_completely(ranks, piece):
+    """Arrays have no, one or many pieces here; `tests/transports/test_contract.py` has every op and dtype."""
     lines = run(
         """
         draw = np.random.RandomState(3)
@@ -85,7 +85,7 @@ def test_many_pieces_are_rounded_once_and_gathered_whole(ranks, piece):
 
 @pytest.mark.parametrize("ranks, piece", [((2, 1, 2), SMALL), ((2, 2), LARGE)], ids=str)
 def test_many_arrays_of_all_lengths_in_one_collective(ranks, piece):
-    """Those that share pieces, between others of many pieces, and of another type; also inside a function."""
+    """Small arrays share pieces, also if they lie between large arrays or arrays of another dtype."""
     lines = run(
         """
         draw = np.random.RandomState(5)
@@ -121,8 +121,8 @@ def test_many_arrays_of_all_lengths_in_one_collective(ranks, piece):
 
 
 @pytest.mark.parametrize("kind, most", [("bfloat16", 2**-8), ("float16", 2**-11)])
-def test_halves_of_precision(kind, most):
-    """What each other leader sends is rounded, and the sum once: relative to the largest, two roundings at most."""
+def test_errors_of_16_bit_wire_dtypes(kind, most):
+    """The error is at most two roundings: one of the values that another leader sends, and one of the sum."""
     lines = run(
         """
         draw = np.random.RandomState(3)
@@ -154,7 +154,7 @@ def test_halves_of_precision(kind, most):
 
 
 def test_ctrl_c_at_any_instant():
-    """In exchanges of many pieces: what returns is right, and after what raises the session works on."""
+    """After an interrupt in a collective of many pieces, the session works, and later results are right."""
     lines = run(
         """
         draw = np.random.RandomState(5)
@@ -186,11 +186,11 @@ def test_ctrl_c_at_any_instant():
 
 
 def test_a_rank_that_fails_during_an_exchange():
-    """A rank raises while others are in collectives with large arrays: they are released, the session works on."""
+    """An exception on one rank releases those in collectives of large arrays, and the session continues to work."""
     lines = run(
         """
         x = T.matrix("x")
-        large = synk.averaged(T.dot(x.T, x))  # of more than travels with a vote
+        large = synk.averaged(T.dot(x.T, x))  # too large to be sent with the votes
         checked = T.opt.Assert("no ones")(x, T.all(T.neq(x, 1))) if hasattr(T, "opt") else None
         if checked is None:
             from pytensor.raise_op import Assert

@@ -1,4 +1,4 @@
-"""Sessions on several nodes, which are hosts in network namespaces: results equal those of plain Theano."""
+"""Results of sessions on several nodes, compared with plain Theano; nodes are hosts in network namespaces."""
 
 import sys
 import textwrap
@@ -19,7 +19,7 @@ PRELUDE = f"""
 
 
 def run(hosts, source, ranks=1):
-    """Run a program on both hosts; returns the lines that it printed."""
+    """Run a program on both hosts, and return the lines that it printed."""
     job = hosts.start(sys.executable, "-c", textwrap.dedent(PRELUDE) + textwrap.dedent(source), RANKS=str(ranks))
     out, err = job.communicate(timeout=280)
     assert job.returncode == 0, out + err
@@ -52,7 +52,7 @@ def test_functions_and_collectives(hosts, ranks):
         synk.all_reduce(w)
         assert np.allclose(synk.gather(w), every.mean(0))
 
-        size = 50_000  # more than travels with the votes
+        size = 50_000  # too large to be sent with the votes
         v = theano.shared(np.zeros(size, "float32"), "v")
         values = np.random.RandomState(1).randn(n, size).astype("float32")
         for op, expected in [("sum", values.sum(0)), ("max", values.max(0)), ("min", values.min(0)),
@@ -127,7 +127,7 @@ def test_collectives_inside_and_exact_functions(hosts):
     assert lines[-1] == "fine"
 
 
-def test_errors_name_the_machine_and_the_session_goes_on(hosts):
+def test_errors_name_the_node_and_the_session_continues(hosts):
     lines = run(
         hosts,
         """

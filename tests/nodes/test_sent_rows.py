@@ -1,4 +1,4 @@
-"""Bytes sent to another node: rows once, and again what was written to."""
+"""Bytes sent to another node: each row once, and changed rows again."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ PRELUDE = """
     import synkhronos as synk
     from synkhronos._memory import memfd as anonymous
 
-    if os.environ.get("SMALL") == socket.gethostname():  # its memory lies in /dev/shm, whose size the test has set
+    if os.environ.get("SMALL") == socket.gethostname():  # use /dev/shm, whose size the test has set
         anonymous._libc = object()
     synk.fork(int(os.environ.get("RANKS", 1)), use_gpu=False, timeout=60)
     X = np.random.RandomState(0).rand(4000, 256)
@@ -38,7 +38,7 @@ PRELUDE = """
 
 
 def run(hosts, source, **environment):
-    """Run a program on both hosts; returns what it printed."""
+    """Run a program on both hosts, and return what it printed."""
     environment["HELPERS"] = str(HELPERS)
     job = hosts.start(sys.executable, "-c", textwrap.dedent(PRELUDE) + textwrap.dedent(source), **environment)
     out, err = job.communicate(timeout=280)
@@ -46,13 +46,13 @@ def run(hosts, source, **environment):
     return out
 
 
-def test_rows_travel_once_and_again_when_they_were_written_to(hosts):
+def test_rows_are_sent_once_and_again_after_writes(hosts):
     out = run(
         hosts,
         """
         data = synk.data(X)
         slices = [slice(start, start + 500) for start in range(0, 4000, 500)]
-        lists = BLOCK * len(slices)  # where each slice begins
+        lists = BLOCK * len(slices)  # starts of the slices
         first = sent(over(data, slices))
         assert X.nbytes / 2 <= first < X.nbytes / 2 + 2 * lists, first
         assert sent(over(data, slices)) <= lists
@@ -61,7 +61,7 @@ def test_rows_travel_once_and_again_when_they_were_written_to(hosts):
             data[990:993] = 7
             over(data, slices)()
         assert 3 * X[0].nbytes <= sent(write) <= 3 * X[0].nbytes + 2 * BLOCK + lists
-        np.asarray(data)[3000] = 8  # without the library's knowledge
+        np.asarray(data)[3000] = 8  # a write that the library cannot intercept
         X[990:993], X[3000] = 7, 8
         X[3999] = 9
         data.set_value(X)
@@ -82,7 +82,7 @@ def test_rows_travel_once_and_again_when_they_were_written_to(hosts):
     assert out.endswith("fine\n")
 
 
-def test_scattered_variables_stay_where_they_are(hosts):
+def test_scattered_variables_are_not_sent_again(hosts):
     out = run(
         hosts,
         """
@@ -107,7 +107,7 @@ def test_scattered_variables_stay_where_they_are(hosts):
     assert out.endswith("fine\n")
 
 
-def test_a_machine_needs_room_for_its_share_alone(hosts):
+def test_a_node_needs_memory_only_for_its_own_rows(hosts):
     hosts.inside("hostb", "mount", "-o", "remount,size=22m", "/dev/shm")
     try:
         out = run(
@@ -115,7 +115,7 @@ def test_a_machine_needs_room_for_its_share_alone(hosts):
             """
             X = np.random.RandomState(0).rand(4000, 1200)
             data = synk.data(X)
-            for start in (0, 1000):  # what is missing travels in pieces, or in one
+            for start in (0, 1000):  # the missing rows would be sent in several pieces, or in one
                 assert np.allclose(f(data), X.sum(0))
                 try:
                     f(data, batch=slice(start, 2000))
@@ -140,7 +140,7 @@ def test_a_machine_needs_room_for_its_share_alone(hosts):
     assert "cannot allocate 4,80" in failures[1], out
 
 
-def test_files_that_are_on_both_machines_do_not_travel(hosts, tmp_path):
+def test_files_that_are_on_both_nodes_are_not_sent(hosts, tmp_path):
     for name in ("same", "copy", "other"):
         np.save(tmp_path / f"{name}.npy", np.random.RandomState(0).rand(4000, 256))
     shutil.copy2(tmp_path / "copy.npy", tmp_path / "copy.there")
@@ -169,9 +169,9 @@ def test_files_that_are_on_both_machines_do_not_travel(hosts, tmp_path):
             except synk.WorkerError as error:
                 print(error)
             assert X.nbytes / 2 <= sent(over(data["copy"], [slice(0, 4000)])) < X.nbytes / 2 + lists
-            os.utime(f"{folder}/same.npy")  # on both machines: it is opened again
+            os.utime(f"{folder}/same.npy")  # on both nodes: the file is opened again
             assert sent(over(data["same"], batches)) < lists
-            own = np.load(f"{folder}/same.npy", mmap_mode="r+")  # which may be written to: its rows travel
+            own = np.load(f"{folder}/same.npy", mmap_mode="r+")  # a writable file: its rows are sent
             shared = synk.data(own)
             assert X.nbytes / 2 <= sent(lambda: f(shared)) < X.nbytes / 2 + lists
             own[3000] = 5

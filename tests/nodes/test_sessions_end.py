@@ -1,4 +1,4 @@
-"""Sessions on two nodes that end early, or in unusual surroundings: the next one works, and all processes end."""
+"""Sessions on two nodes that end early, or in unusual environments: the next one works, and all processes end."""
 
 from mpi_jobs import HELPERS, needs_mpi, output_of
 
@@ -27,12 +27,12 @@ PRELUDE = f"""
 
 
 def run(source):
-    """Run a program as if on two machines; returns what its script printed."""
+    """Run a program as if on two nodes, and return what the script printed."""
     return output_of(PRELUDE, source)
 
 
-def test_an_interrupted_call_leaves_a_worker_that_computes_elsewhere():
-    """Its leader, which waits for it, hears of the end."""
+def test_an_interrupted_call_while_a_worker_of_another_node_computes():
+    """A leader that waits for a computing worker gets the message that the session ends."""
     out = run(
         """
         synk.fork(2, use_gpu=False)
@@ -54,7 +54,7 @@ def test_an_interrupted_call_leaves_a_worker_that_computes_elsewhere():
 
 
 def test_a_leader_that_is_slow_while_sessions_begin_and_end():
-    """The first one looks meanwhile whether its own workers are well, which are not there yet, or not any more."""
+    """While node 0 waits for a leader, it checks its own workers, even if they are not started yet or have ended."""
     out = run(
         """
         from synkhronos._multinode import leader_comm as line
@@ -70,7 +70,7 @@ def test_a_leader_that_is_slow_while_sessions_begin_and_end():
     assert out == "4 4.0 2 4.0 4 4.0 "
 
 
-def test_a_worker_elsewhere_that_does_not_stop_is_killed():
+def test_a_worker_of_another_node_that_does_not_stop_is_killed():
     out = run(
         """
         import psutil
@@ -148,7 +148,7 @@ def test_an_interrupted_fork_leaves_no_ranks():
     assert out == "fine\n"
 
 
-def test_odd_surroundings():
+def test_unusual_environments():
     out = run(
         """
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -162,7 +162,7 @@ def test_odd_surroundings():
         f, fault = build()
         f(np.ones(4))
         child = os.fork()
-        if not child:  # on its own
+        if not child:  # its session has one node
             print(synk.fork(1, use_gpu=False), flush=True)
             synk.close()
             os._exit(0)
@@ -191,7 +191,7 @@ def test_fork_in_a_thread():
     assert out == "2 4.0\nend\n"
 
 
-def test_memory_of_sessions_before_is_given_back():
+def test_memory_of_earlier_sessions_is_freed():
     out = run(
         """
         def shared():
@@ -202,7 +202,7 @@ def test_memory_of_sessions_before_is_given_back():
         for i in range(4):
             synk.fork(1, use_gpu=False)
             f = synk.function([x], (x.sum(), "sum"))
-            data = synk.data(np.ones((1000, 12_500)))  # 100 MB, of which half is needed elsewhere
+            data = synk.data(np.ones((1000, 12_500)))  # 100 MB, of which the other node needs half
             assert f(data) == 12_500_000
             data.free_memory()
             del data
@@ -214,7 +214,7 @@ def test_memory_of_sessions_before_is_given_back():
     assert out == "True\n"
 
 
-def test_what_was_defined_after_fork_is_known_to_workers_that_replace_others():
+def test_new_workers_get_classes_that_were_defined_after_fork():
     out = run(
         """
         signal.signal(signal.SIGCHLD, lambda *_: None)
