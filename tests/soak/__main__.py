@@ -29,7 +29,7 @@ _MOST_GROWTH = 2_000_000  # bytes, in 100,000 calls
 
 
 def run_episode(seed, tally):
-    """One episode, and a look at what it left."""
+    """Run one episode, and record failures and resources that it leaves behind in `tally`."""
     before = held()
     try:
         episode = Episode(seed, tally)
@@ -51,7 +51,7 @@ def run_episode(seed, tally):
 
 
 def table(tally, seconds, growth):
-    """The results, in Markdown."""
+    """Return the page of results in Markdown."""
     counted = (("operations, each checked", tally.operations), ("faults injected", tally.faults))
     rows = []
     for name, counter in (*counted, ("outcomes for the user", tally.outcomes)):
@@ -82,16 +82,16 @@ def table(tally, seconds, growth):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("seconds", nargs="?", type=float, default=300.0)
-    parser.add_argument("--seed", type=int, default=0, help="of the first episode (%(default)s)")
-    parser.add_argument("--episode", type=int, metavar="SEED", help="only this one")
-    parser.add_argument("--calls", action="store_true", help="100,000 calls at the end, and a look at the memory")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first episode (default: %(default)s)")
+    parser.add_argument("--episode", type=int, metavar="SEED", help="run only the episode with this seed")
+    parser.add_argument("--calls", action="store_true", help="also measure the growth of memory in 100,000 calls")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
     logging.getLogger("synkhronos").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", "synkhronos.fork", RuntimeWarning)
     tally, began, growth = Tally(), time.monotonic(), None
-    synk.fork(2)  # what the first session loads stays
+    synk.fork(2)  # load everything that stays loaded after the first session
     close()
     seed = arguments.seed if arguments.episode is None else arguments.episode
     last = began

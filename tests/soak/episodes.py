@@ -1,4 +1,4 @@
-"""Episodes: a random program in a session or two, with random faults; all follows from a seed, but for the moments."""
+"""Episodes: random programs in sessions with random faults; a seed determines everything except the times of faults."""
 
 import collections
 import contextlib
@@ -23,22 +23,23 @@ import synkhronos as synk
 
 
 def close():
-    """End the session, if there is one."""
+    """End the session if one exists."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         synk.close()
 
 
 class Tally:
-    """What happened in all episodes.
+    """Counts of events in all episodes.
 
     Attributes
     ----------
     operations, faults, outcomes : Counter
+        Number of events by name.
     lost : list of str
-        What was wrong, with the seed of the episode.
+        Failures, with the seed of the episode.
     recovery : float
-        The longest one, in seconds.
+        Longest recovery in seconds.
     """
 
     def __init__(self):
@@ -50,12 +51,14 @@ class Tally:
 
 
 class Episode:
-    """One program, and what happens to it.
+    """One random program, its sessions and its faults.
 
     Parameters
     ----------
     seed : int
+        Seed of all random choices.
     tally : Tally
+        Counts that the episode increments.
     """
 
     def __init__(self, seed, tally):
@@ -66,7 +69,7 @@ class Episode:
             signal.signal(number, faults.raise_it)
 
     def run(self):
-        """Some dozen operations, of which a fifth suffers a fault; raises `Lost`, or whatever should not be."""
+        """Run 20 to 59 operations, a fifth with a fault; raise `Lost`, or an unexpected exception, on failure."""
         for _ in range(self.rng.randint(20, 60)):
             if self.rng.rand() < 0.2:
                 names = self.faults.names()
@@ -98,7 +101,7 @@ class Episode:
         self.tally.operations[name] += 1
 
     def suffer(self, name):
-        """Work while a fault happens, then recover as the documentation says."""
+        """Run operations while a fault happens, then recover as the documentation says."""
         self.tally.faults[name] += 1
         undo, began = self.faults.inject(name), None
         try:
@@ -111,7 +114,7 @@ class Episode:
                     self.program.total(np.ones(50))
             finally:
                 undo()
-            time.sleep(0.001)  # a late signal comes here
+            time.sleep(0.001)  # handlers of late signals run here
         except (faults.Raised, MemoryError, OSError, synk.SynkhronosError) as error:
             began = time.monotonic()
             if isinstance(error, faults.Raised):
@@ -132,7 +135,7 @@ class Episode:
                 self.program.restore()
                 self.program.work("call")
                 break
-            except (synk.WorkerRestarted, synk.WorkerDied) as error:  # a death that nothing had touched on shows now
+            except (synk.WorkerRestarted, synk.WorkerDied) as error:  # an earlier death that no call has reported yet
                 expect(name.startswith("kill"), f"{name}: {error}")
                 self.tally.outcomes[type(error).__name__] += 1
             except synk.SessionError as error:
@@ -145,7 +148,7 @@ class Episode:
         self.tally.recovery = max(self.tally.recovery, time.monotonic() - began)
 
     def end(self):
-        """Let go of everything."""
+        """Drop data and functions, end the session, and restore signal handlers."""
         self.program.data.clear()
         self.program.functions.clear()
         close()
@@ -155,7 +158,7 @@ class Episode:
 
 
 def held():
-    """What this process has now, without a session."""
+    """Return the number of resources of each kind that this process holds outside a session."""
     gc.collect()
     return {
         "processes": len(psutil.Process().children(recursive=True)),
@@ -167,17 +170,17 @@ def held():
 
 
 def descriptors():
-    """How many descriptors there are of each kind, such as pipes and files in memory."""
+    """Return the number of open descriptors of each kind, such as pipes and memfd files."""
     kinds = collections.Counter()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the folder itself, which is closed by now
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the folder itself is closed by now
             target = os.readlink(f"/proc/self/fd/{name}")
             kinds["descriptors of " + re.sub(r"[0-9a-f]{6,}|[0-9]+", "N", target)] += 1
     return kinds
 
 
 def hundred_thousand_calls(tally, rng):
-    """With changing batches, in one session; returns by how many bytes the process that grew most has grown."""
+    """Make 100,000 calls with changing batches in one session; return the largest growth of a process in bytes."""
     x = T.dvector("x")
     synk.fork(2)
     total = synk.function([x], (x.sum(), "sum"))

@@ -1,6 +1,6 @@
-"""Random faults: what is done to the ranks, and what their user may see of it.
+"""Random faults of ranks, and the exceptions that the user may get for them.
 
-Each is a method of `Faults`, which returns what undoes it, and an entry in `KINDS`.
+Each fault is a method of `Faults`, which returns a function that undoes it or None, and an entry in `KINDS`.
 """
 
 import contextlib
@@ -14,19 +14,19 @@ from process_state import is_running, worker_pids
 
 import synkhronos as synk
 
-#: Those whose handlers programs make raise.
+#: Signals whose handlers raise.
 RAISING = (signal.SIGINT, signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Raised(Exception):
-    """What the handler of a signal raises."""
+    """The exception that signal handlers raise."""
 
 
 _ordered = set()
 
 
 def raise_it(number, frame):
-    """Raise what a fault ordered; a signal that comes from without ends the soak."""
+    """Raise `Raised` for a signal that a fault sent; a signal from outside ends the soak test."""
     if number not in _ordered:
         raise KeyboardInterrupt
     _ordered.discard(number)
@@ -39,13 +39,13 @@ def send(number):
 
 
 def later(seconds, action):
-    """Do something while the ranks work; what this returns waits for it."""
+    """Call `action` after some seconds, while ranks compute; return a function that waits for the end of the call."""
     timer = threading.Timer(seconds, action)
     timer.start()
     return timer.join
 
 
-#: By name: exceptions that may come, and whether the session may break.
+#: Allowed exceptions for each fault, and whether the session may break.
 KINDS = {
     "kill": ((synk.WorkerDied, synk.WorkerRestarted), True),
     "kill later": ((synk.WorkerDied, synk.WorkerRestarted), True),
@@ -53,44 +53,45 @@ KINDS = {
     "kill while computing": ((synk.WorkerDied, synk.WorkerRestarted), True),
     "stop": ((), False),
     "an exception": ((synk.WorkerError,), False),
-    "a handler raises": ((Raised,), True),  # a rank that takes long to give up is killed
+    "a handler raises": ((Raised,), True),  # a rank that does not abort in time is killed
     "a signal to workers": ((), False),
     "no memory, full disk": ((MemoryError, synk.WorkerError, OSError), False),
 }
 
 
 class Faults:
-    """What may happen to the ranks of a program.
+    """Faults of the ranks of a program.
 
     Parameters
     ----------
     program : Program
+        The program that runs on the ranks.
     """
 
     def __init__(self, program):
         self.program = program
         self.rng = program.rng
-        self.begun = threading.Event()  # from then on handlers may raise
+        self.begun = threading.Event()  # set when handlers may raise
 
     def names(self):
-        """Those that can happen now."""
+        """Return the names of the faults that are possible in the current session."""
         alone = ["an exception", "a handler raises", "no memory, full disk"]
         return sorted(KINDS) if self.program.n_ranks > 1 else alone
 
     def inject(self, name):
-        """Arrange for a fault; returns what undoes it."""
+        """Cause a fault now or soon; return a function that undoes it."""
         self.begun.clear()
         undo = getattr(self, name.replace(",", "").replace(" ", "_"))(self.pids())
         return undo or (lambda: None)
 
     def pids(self):
-        """The workers, in random order."""
+        """Return the process ids of the workers in random order."""
         pids = worker_pids()
         self.rng.shuffle(pids)
         return pids
 
     def moment(self):
-        """Seconds until something happens in the midst of the work."""
+        """Return a random number of seconds, so that the fault happens within an operation."""
         return self.rng.rand() * 0.03
 
     def kill(self, pids):
@@ -127,7 +128,7 @@ class Faults:
             os.kill(pid, RAISING[self.rng.randint(len(RAISING))])
 
     def no_memory_full_disk(self, pids):
-        """The kernel refuses every file that grows, and new shared memory counts as one."""
+        """Make the kernel refuse to enlarge any file; new shared memory counts as a file."""
         chosen, limits = [os.getpid(), *pids], resource.getrlimit(resource.RLIMIT_FSIZE)
 
         def limit(pair):
@@ -140,7 +141,7 @@ class Faults:
 
 
 def fits(name, error):
-    """Whether a fault may have this exception."""
+    """Return whether a fault may cause this exception."""
     if not isinstance(error, KINDS[name][0]):
         return False
     if name == "no memory, full disk" and isinstance(error, synk.WorkerError):

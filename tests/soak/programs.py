@@ -1,4 +1,4 @@
-"""Random programs: functions of random expressions, and random work with them, each result compared with NumPy's."""
+"""Random programs: functions of random expressions, and random operations whose results are compared with NumPy's."""
 
 import tempfile
 from pathlib import Path
@@ -10,10 +10,10 @@ from fault_ops import NOTHING, Fault
 import synkhronos as synk
 from synkhronos.extensions import checkpoint
 
-#: Quick to compile: what is tried here is not Theano's.
+#: A mode that compiles quickly, because Theano's optimizations are not tested here.
 PLAIN = theano.Mode(linker="py", optimizer=None)
 
-#: Expressions of rows, the op that combines what ranks make of theirs, and the same in NumPy.
+#: Expressions of rows, the op that combines the ranks' results, and the same expression in NumPy.
 EXPRESSIONS = (
     (lambda m: 2 * m, "gather", lambda m: 2 * m),
     (lambda m: m.sum(axis=1), "gather", lambda m: m.sum(axis=1)),
@@ -30,27 +30,27 @@ OPS = {"avg": np.mean, "sum": np.sum, "max": np.max, "min": np.min, "prod": np.p
 
 
 class Lost(Exception):
-    """A result that is wrong, or an error that should not be."""
+    """A wrong result, or an error that was not expected."""
 
 
 def expect(condition, what):
-    """Raise `Lost`, unless."""
+    """Raise `Lost` if a condition is false."""
     if not condition:
         raise Lost(what)
 
 
 class Program:
-    """A few functions and variables, and what can be done with them.
+    """A few functions, variables and data, and operations on them.
 
     Parameters
     ----------
     rng : numpy.random.RandomState
-        Whence everything random comes.
+        Source of all random numbers.
     """
 
     def __init__(self, rng):
         self.rng = rng
-        self.n_ranks = 0  # of the session that there is
+        self.n_ranks = 0  # number of ranks of the current session
         self.data, self.functions = [], []
         self.fault, self.w = theano.shared(np.int64(NOTHING), "fault"), theano.shared(np.zeros(4), "w")
         self.rows = theano.shared(np.zeros((1, 2)), "rows")
@@ -60,20 +60,20 @@ class Program:
         self.do_new_function()
 
     def restore(self):
-        """Make replicas equal again, as the errors say."""
+        """Make replicas equal again by a broadcast, as error messages advise."""
         synk.broadcast([self.fault, self.w, self.rows], [NOTHING, np.zeros(4), np.zeros((1, 2))])
 
     def operations(self):
-        """The names of what can be done, as often as it should come."""
+        """Return the names of the operations; a name that occurs several times is chosen more often."""
         often = ["call", "call", "function", "function", "function", "update", "collective", "scatter", "pick", "churn"]
         return [*often, "data", "bad call", "checkpoint", "new function"]
 
     def work(self, name):
-        """Do something, and compare the results."""
+        """Run an operation, and compare its results with NumPy's."""
         getattr(self, "do_" + name.replace(" ", "_"))()
 
     def integers(self, *shape):
-        """Small integers, whose sums are exact, as float64."""
+        """Return small random integers as float64, whose sums are exact."""
         return self.rng.randint(-50, 50, shape).astype("float64")
 
     def do_call(self):
@@ -81,7 +81,7 @@ class Program:
         expect(self.total(values) == values.sum(), "sum of a call")
 
     def do_new_function(self):
-        """Of one to three random expressions, combined by ops or by collectives inside, with an update or not."""
+        """Build a function of one to three expressions, combined by ops or collectives, with an update or without."""
         m, chosen = T.dmatrix("m"), self.rng.randint(0, len(EXPRESSIONS), self.rng.randint(1, 4))
         updates = [(self.w, self.w + m.sum())] if self.rng.randint(2) else []
         outputs = [(make(m), op) for make, op, _ in (EXPRESSIONS[i] for i in chosen)]
@@ -91,7 +91,7 @@ class Program:
         self.functions = [*self.functions[-3:], (function, [EXPRESSIONS[i][2] for i in chosen])]
 
     def do_function(self):
-        """Rows of an array or of data, picked in any way, in slices or not."""
+        """Call a function on all, a range, a list or a mask of the rows of an array or data, with 1 to 3 slices."""
         function, references = self.functions[self.rng.randint(len(self.functions))]
         values = self.integers(self.rng.randint(1, 400), 3)
         n = len(values)
@@ -114,7 +114,7 @@ class Program:
             expect(np.allclose(result, expected, rtol=1e-12, atol=1e-12), "an output of a function")
 
     def do_update(self):
-        """Updates are local: of each rank's own rows."""
+        """Call a function with an update, which uses only the rows of each rank."""
         m, start = T.dmatrix("m"), float(self.rng.randint(0, 9))
         values = np.arange(3.0 * self.rng.randint(1, 50)).reshape(-1, 3)
         synk.broadcast(self.w, np.full(4, start))
@@ -149,7 +149,7 @@ class Program:
         expect((self.picked(batch_s=[2, 0]) == expected).all(), "rows picked on each rank")
 
     def do_churn(self):
-        """Make data, use them, drop them."""
+        """Use all data, and create or drop one of them."""
         for each in self.data:
             expect(self.total(each) == each.data.sum(), "sum of data")
         if len(self.data) > 4 or (self.data and self.rng.rand() < 0.5):
@@ -160,7 +160,7 @@ class Program:
             self.data.append(synk.data(self.integers(self.rng.randint(1, 100_000))))
 
     def do_data(self):
-        """Change the length of data: what is left of the old contents stands, the rest is zeros."""
+        """Change the length of data: the common part keeps its contents, and the rest is zeros."""
         if self.data:
             data = self.data[self.rng.randint(len(self.data))]
             before, length = data.data.copy(), int(self.rng.randint(1, 100_000))
@@ -183,7 +183,7 @@ class Program:
             raise Lost("a bad call was accepted")
 
     def do_checkpoint(self):
-        """Save and load; a save that fails leaves nothing, and the file before it whole."""
+        """Save and load a checkpoint; a failed save leaves no temporary file."""
         with tempfile.TemporaryDirectory() as folder:
             path, value = Path(folder) / "state.npz", self.integers(1000)
             synk.broadcast(self.w, value)
