@@ -3,8 +3,8 @@
  *
  *     collectives_threads RANKS COMMANDS SEED
  *
- * Runs all-reduces, reduces and gathers of up to 300 arrays of all sizes, some of them in memory that counts as shared;
- * sometimes a rank brings another signature. Exits with status 1 if a result is wrong. */
+ * Runs all-reduces, reduces and gathers of up to 300 arrays of all sizes, some of which are treated as shared memory.
+ * In some collectives, one rank has a different signature. Exits with status 1 if a result is wrong. */
 #define _GNU_SOURCE
 #include "collectives.h"
 #include "sync.h"
@@ -81,7 +81,7 @@ static int32_t value_of(int64_t number, int i, int rank, size_t element)
     return (int32_t)(number + 3 * i + 5 * rank + (int64_t)element);
 }
 
-/* Random choices that all ranks share come from `alike`, the others from `own`. */
+/* Random choices are drawn from `alike` if all ranks must make the same choice, and from `own` otherwise. */
 static void command(struct rank *rank, struct collectives *collectives, int64_t number, unsigned int *alike,
                     unsigned int *own)
 {
@@ -128,7 +128,7 @@ static void command(struct rank *rank, struct collectives *collectives, int64_t 
             for (size_t k = 0; k < counts[i][me]; k++)
                 expect(rank->send[i][k] == value_of(number, i, me, k), "an operand was changed", me, number);
     }
-    barrier(rank); /* stands for the answers of all ranks before the next message */
+    barrier(rank); /* takes the place of the answers, for which the controller waits before the next message */
     for (int i = 0; i < n; i++) {
         if (rank->recv[i] != rank->send[i])
             free(rank->recv[i]);

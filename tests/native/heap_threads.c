@@ -99,7 +99,7 @@ static void *work(void *argument)
     return NULL;
 }
 
-/* Avoids the sanitizers' own malloc, whose locks other threads may have held at the fork. */
+/* Does not call the sanitizers' malloc, because other threads may have held its locks at the fork. */
 static void live_in_child(struct slot *held, int has_copies)
 {
     if (has_copies) {
@@ -113,7 +113,7 @@ static void live_in_child(struct slot *held, int has_copies)
 
 static void fork_child(struct slot *held, int copies)
 {
-    for (int i = 0; copies && i < N_SLOTS; i++) /* where Python forks, its lock keeps other threads from writing */
+    for (int i = 0; copies && i < N_SLOTS; i++) /* in Python, the GIL keeps other threads from writing */
         pthread_mutex_lock(&slots[i].lock);
     if (copies)
         CHECK(heap_before_fork() == 0);

@@ -1,5 +1,5 @@
-/* Reductions give bitwise the same results on every instruction set that this processor has, and access nothing out of
- * bounds, which the sanitizers check. Elements are random bits: numbers of every magnitude, infinities and NaNs. */
+/* Compares the results of reductions bit by bit on all instruction sets that this processor has, while the sanitizers
+ * check for accesses out of bounds. Elements are random bits: numbers of every magnitude, infinities and NaNs. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,7 +41,7 @@ static int is_nan(const unsigned char *bytes, enum type type)
     return (type == F64 || type == C128) && f64 != f64;
 }
 
-/* The payload of a NaN depends on how a compiler orders the operands of a sum. */
+/* Any two NaNs count as equal, because their payloads depend on how a compiler orders the operands of a sum. */
 static int same(const unsigned char *a, const unsigned char *b, enum type type, size_t length)
 {
     size_t size = type == C64 ? 4 : type == C128 ? 8 : type_sizes[type], n = length * type_sizes[type] / size;
@@ -51,7 +51,7 @@ static int same(const unsigned char *a, const unsigned char *b, enum type type, 
     return 1;
 }
 
-/* A copy of exactly `n` bytes, at an odd address if `apart` is odd. */
+/* Returns memory that holds a copy of `n` bytes and ends with it; the copy is at an odd address if `apart` is odd. */
 static unsigned char *copy_of(const unsigned char *bytes, size_t n, size_t apart)
 {
     unsigned char *copy = malloc(n + apart + (n + apart == 0));
@@ -59,7 +59,7 @@ static unsigned char *copy_of(const unsigned char *bytes, size_t n, size_t apart
     return copy;
 }
 
-/* Reduce copies of the values to new memory, or in place to all operands; `result` is the first out. */
+/* Reduces copies of the values to new memory, or in place to all operands, and copies the first output to `result`. */
 static void reduce(const struct kernels *kernels, enum operation operation, enum type type, enum type returned,
                    size_t n, const double *by, unsigned char **values, size_t length, int in_place, size_t apart,
                    unsigned char *result)
@@ -113,7 +113,7 @@ static int check(const struct kernels **sets, size_t n_sets, enum operation oper
     return failed;
 }
 
-/* Running means on each instruction set. */
+/* Compares running means on all instruction sets. */
 static int check_sums(const struct kernels **sets, size_t n_sets, enum type type, size_t length)
 {
     size_t size = type < F16 ? 16 : type == F16 ? 4 : type_sizes[type];

@@ -3,10 +3,9 @@
  *
  *     sync_threads RANKS MESSAGES SEED
  *
- * Sends messages with two kinds of barriers and answers, with random pauses; some ranks abort in the middle. The
- * data that one rank writes for the others lies in plain memory, and only the counters say when it may be read.
- * Exits with status 1 if a rank reads data that it should not see yet, or if so many sleeps end by the time-out that
- * wake-ups must have been lost. */
+ * Sends messages, waits at barriers and collects answers, with random pauses; some ranks abort between barriers. Data
+ * that one rank writes for the others lies in plain memory; only the counters order the accesses. Exits with status 1
+ * if a rank reads wrong data, or if so many waits end by the timeout that wake-ups must have been lost. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -33,7 +32,7 @@ static void pause_at_random(void)
         sched_yield();
 }
 
-/* Random pauses between any two steps of the protocol. */
+/* Pause at random before each atomic operation and system call of the protocol. */
 #undef atomic_load
 #undef atomic_store
 #define atomic_load(word) (pause_at_random(), atomic_load_explicit(word, memory_order_seq_cst))
