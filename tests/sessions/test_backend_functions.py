@@ -54,9 +54,7 @@ def test_a_deep_graph_is_pickled_without_depth():
         replica = load(dump({5: function}, VariableTable()), there, 0)[5]
         np.testing.assert_array_equal(replica(np.ones(3)), function(np.ones(3)))
         w.set_value(np.zeros(3))
-        np.testing.assert_array_equal(
-            replica(np.ones(3)) == function(np.ones(3)), np.zeros(3, bool)
-        )  # it has its own w
+        np.testing.assert_array_equal(replica(np.ones(3)) == function(np.ones(3)), np.zeros(3, bool))  # another w
     assert sys.getrecursionlimit() == limit
 
 

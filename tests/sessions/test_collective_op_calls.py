@@ -1,4 +1,4 @@
-"""Collectives inside a function: with the optimizer, calls, checks and instruments."""
+"""Collectives in the graph of a function: the optimizer, calls, checks, traces and profiles."""
 
 import functools
 import json
@@ -24,7 +24,7 @@ def collectives_of(function):
 # -- the optimizer
 
 
-def test_equal_ones_are_merged_and_independent_ones_joined_in_place(two):
+def test_equal_collectives_are_merged_and_independent_ones_joined_in_place(two):
     x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
     first, again, sums = synk.averaged(T.exp(x[0])), synk.averaged(T.exp(x[0])), synk.summed(T.exp(x).sum(axis=0))
     second = synk.reduced(T.tanh(x[1]) * first, "max")
@@ -33,7 +33,7 @@ def test_equal_ones_are_merged_and_independent_ones_joined_in_place(two):
     assert sorted(one.ops) == ["avg", "avg", "sum"] and other.ops == ("max",)
     assert one.number < other.number and other.inplace == (0,)
     (inputs,) = [node.inputs for node in f.maker.fgraph.toposort() if node.op == one]
-    assert [inputs[i].owner is None for i in range(3)].count(True) == 1  # w itself, which the program holds
+    assert [inputs[i].owner is None for i in range(3)].count(True) == 1  # w itself, which must keep its value
     assert all(inputs[i].owner is not None for i in one.inplace) and len(one.inplace) >= 1
     data = np.random.RandomState(0).randn(4, 3)
     total, largest = f(data)
@@ -43,7 +43,7 @@ def test_equal_ones_are_merged_and_independent_ones_joined_in_place(two):
     np.testing.assert_allclose(largest, np.max([np.tanh(half[1]) * mean for half in halves], axis=0))
 
 
-def test_what_others_read_is_not_overwritten(session):
+def test_inputs_with_other_uses_are_not_overwritten(session):
     x = T.dmatrix("x")
     value = T.exp(x[0])
     flat = value.reshape((3, 1))
@@ -80,7 +80,7 @@ def test_modes(two, mode):
 # -- outside of a call of all ranks
 
 
-def test_alone_they_are_the_identity(two):
+def test_outside_of_calls_collectives_are_the_identity(two):
     x = T.fmatrix("x")
     y = [synk.averaged(x), synk.summed(x), synk.reduced(x, "max"), synk.gathered(x), synk.gathered(x.sum())]
     data = np.random.RandomState(0).randn(4, 3).astype("float32")
@@ -92,14 +92,14 @@ def test_alone_they_are_the_identity(two):
     count = synk.averaged(T.constant(np.array([1, 2], "int8")))
     assert count.dtype == "float64" and synk.summed(T.constant(np.array([1, 2], "int8"))).dtype == "int64"
     assert not any(node.op.do_constant_folding(node) for node in [count.owner])
-    total = synk.summed(T.constant(2.0))  # which no optimizer may compute in one process
+    total = synk.summed(T.constant(2.0))  # the optimizer must not compute it in one process
     assert collectives_of(synk.function([], (total, None)))
     assert synk.function([], (total, None))() == 4
     assert total.eval() == 2
 
 
 @theano_only("compute_test_value")
-def test_alone_with_test_values(no_session):
+def test_outside_of_calls_with_test_values(no_session):
     with theano.change_flags(compute_test_value="raise"):
         x = T.dmatrix("x")
         x.tag.test_value = np.arange(6.0).reshape(2, 3)
@@ -107,14 +107,14 @@ def test_alone_with_test_values(no_session):
         np.testing.assert_array_equal(T.grad(synk.averaged(T.sqr(x).sum()), x).tag.test_value, 2 * x.tag.test_value)
 
 
-def test_alone_pickled_and_without_a_session(no_session):
+def test_outside_of_calls_pickled_and_without_a_session(no_session):
     x = T.dmatrix("x")
     again = pickle.loads(pickle.dumps(theano.function([x], synk.averaged(x) * 2)))
     np.testing.assert_array_equal(again(np.ones((1, 2))), [[2, 2]])
 
 
 @pytest.mark.parametrize("make", [synk.averaged, synk.summed, synk.gathered, synk.reduced])
-def test_what_is_no_tensor(make):
+def test_inputs_that_are_not_tensors_are_refused(make):
     with pytest.raises((TypeError, ValueError, NotImplementedError, theano.tensor.AsTensorError)):
         make("text")
     with pytest.raises(ValueError, match="got op 'mean'"):
@@ -124,7 +124,7 @@ def test_what_is_no_tensor(make):
 # -- calls
 
 
-def test_outputs_that_are_the_same_everywhere(session):
+def test_outputs_that_are_equal_on_all_ranks(session):
     x = T.dmatrix("x")
     rows, mean = synk.gathered(x), synk.averaged(x.mean())
     f = synk.function([x], [mean, rows, (mean, None), (rows * mean, "avg"), (rows, "max")])
@@ -132,7 +132,7 @@ def test_outputs_that_are_the_same_everywhere(session):
     for _ in range(2):
         got = f(data, check_against_theano=True)
         np.testing.assert_allclose(got[0], data.mean())
-        np.testing.assert_allclose(got[1], data)  # all have all rows: their average mixes none
+        np.testing.assert_allclose(got[1], data)  # each rank has all rows, so that an average mixes none
     for op in ("sum", "prod"):
         with pytest.raises(ValueError, match=f'output 1 of .* is equal on all ranks.*"{op}" would count'):
             synk.function([x], [x.mean(), (mean, op)])
@@ -142,7 +142,7 @@ def test_outputs_that_are_the_same_everywhere(session):
             mixed(data)
 
 
-def test_the_check_against_theano_finds_what_is_not_serial(two):
+def test_the_check_against_theano_finds_deviations(two):
     x = T.dmatrix("x")
     right = synk.function([x], [T.sqrt(synk.averaged(T.sqr(x).mean())), (x - synk.averaged(x.mean(axis=0)), "gather")])
     data = np.random.RandomState(0).randn(N, 3)
@@ -152,7 +152,7 @@ def test_the_check_against_theano_finds_what_is_not_serial(two):
         wrong(data, check_against_theano=True)
 
 
-@pytest.mark.parametrize("master_rank", [0, pytest.param(2, marks=one_machine("the master is on the first one"))])
+@pytest.mark.parametrize("master_rank", [0, pytest.param(2, marks=one_machine("the controller is on the first node"))])
 def test_ranks_without_data_points(synchronize, master_rank):
     synchronize(3, master_rank=master_rank)
     x, scale = T.dmatrix("x"), T.dscalar("scale")
@@ -163,16 +163,16 @@ def test_ranks_without_data_points(synchronize, master_rank):
     f = synk.function([x], outputs, bcast_inputs=[scale], updates=[(same, same + total), (own, own + x.sum(axis=0))])
     data = np.random.RandomState(0).randn(2, 3)
     for step in (1, 2):
-        sums, masters, all_sums, rows, column = f(data, 2.0)
+        sums, local, all_sums, rows, column = f(data, 2.0)
         assert f.counts == (1, 1, 0)
         np.testing.assert_allclose(sums, 2 * data.sum(axis=0))
-        assert (masters is None) == (master_rank == 2)
+        assert (local is None) == (master_rank == 2)
         np.testing.assert_allclose(all_sums, data.sum())
         np.testing.assert_array_equal(rows, data)
         np.testing.assert_allclose(column, data[:, 0] - sums[0])
         np.testing.assert_allclose(synk.gather(same), [step * sums] * 3)
         np.testing.assert_allclose(synk.gather(own), [step * data[0], step * data[1], np.zeros(3)])
-    (sums, *_, rows, column) = f(np.zeros((0, 3)), 2.0)  # all compute, on nothing
+    (sums, *_, rows, column) = f(np.zeros((0, 3)), 2.0)  # all ranks compute on empty arrays
     assert not sums.any() and rows.shape == (0, 3) and column.shape == (0,)
     synk.broadcast([same, own])
 
@@ -187,7 +187,7 @@ def test_rows_of_shared_variables(three):
     np.testing.assert_allclose(f(), [5, 6])
     np.testing.assert_allclose(f(batch_s=[[0], [0, 1], [0]]), np.mean([[0, 1], [4, 5], [6, 7], [8, 9]], axis=0))
     np.testing.assert_allclose(f(batch_s=slice(0, 1), num_slices=2), np.mean([[0, 1], [4, 5], [8, 9]], axis=0))
-    for none in ([], slice(0, 0), np.zeros(2, bool)):  # a rank that picks no row of its own
+    for none in ([], slice(0, 0), np.zeros(2, bool)):  # a rank that selects none of its rows
         np.testing.assert_allclose(f(batch_s=[[0], none, [0]]), np.mean([[0, 1], [8, 9]], axis=0))
         np.testing.assert_allclose(largest(batch_s=[[0, 1], [0], none]), [4, 5])
         np.testing.assert_allclose(largest(batch_s=[slice(0, 2), none, slice(0, 0)]), [2, 3])
@@ -220,10 +220,10 @@ def test_dropout_and_sequences(two):
     assert synk.check_replicas([w]) == {}
 
 
-# -- instruments
+# -- traces, logs and profiles
 
 
-def test_traces_and_logs_name_them(two, tmp_path, caplog):
+def test_traces_and_logs_name_collectives(two, tmp_path, caplog):
     x = T.fmatrix("x")
     f = synk.function([x], (synk.averaged(x.mean(axis=0)) + synk.reduced(x.max(axis=0), "max"), None))
     data = np.ones((4, 5000), "float32")
@@ -241,7 +241,7 @@ def test_traces_and_logs_name_them(two, tmp_path, caplog):
         assert sum(seconds.values()) == pytest.approx(profile.elapsed[rank])
 
 
-# -- gradients that are taken of collectives, and have none themselves
+# -- gradients of collectives that need no collective themselves
 
 
 @functools.cache
@@ -267,7 +267,7 @@ def test_a_gradient_of_a_sum_without_a_collective(session, n, num_slices):
 
 
 def test_slices_with_linkers_in_python(session):
-    """Data points of all slices count, and what needs none counts once."""
+    """Values of data points are combined over slices, and values that need no data points are computed once."""
     x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
     penalty = synk.summed((w**2).sum())
     costs = [penalty, synk.averaged(T.grad(penalty, w)), synk.gathered(w), synk.averaged(w), synk.summed(x.sum(axis=0))]
@@ -285,7 +285,7 @@ def test_slices_with_linkers_in_python(session):
 @functools.cache
 def of_branches():
     x, flag = T.dmatrix("x"), theano.shared(np.int8(0), "flag")
-    inverse = synk.averaged(T.nlinalg.matrix_inverse(x[:1].repeat(3, axis=0)).sum())  # there is none
+    inverse = synk.averaged(T.nlinalg.matrix_inverse(x[:1].repeat(3, axis=0)).sum())  # singular
     chosen = ifelse(flag, inverse, synk.summed(x.sum()))
     return flag, synk.function([x], [(chosen, None), (synk.averaged(x.mean()), None)])
 

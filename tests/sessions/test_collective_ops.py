@@ -1,4 +1,4 @@
-"""Collectives inside a function: their values and gradients, compared with the serial program."""
+"""Collectives in the graph of a function: values and gradients, compared with the serial program."""
 
 import functools
 
@@ -15,7 +15,7 @@ OPS = {"avg": np.average, "sum": np.sum, "prod": np.prod, "max": np.max, "min": 
 
 
 def everywhere(x):
-    """What each rank has of an expression: an output with an axis for the ranks."""
+    """Return an output that gathers an expression's value on each rank, along a new first axis."""
     return T.shape_padleft(x), "gather"
 
 
@@ -32,7 +32,7 @@ def each_op(dtype, ndim):
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int8", "uint16", "int64", "bool", "complex64"])
 @pytest.mark.parametrize("ndim", [1, 3])
 @pytest.mark.parametrize("n", [N, 3])
-def test_reductions_are_those_of_outputs(session, dtype, ndim, n):
+def test_reductions(session, dtype, ndim, n):
     data = (np.random.RandomState(n).randn(*(n, 2, 3)[:ndim]) * 3).astype(dtype)
     parts = [part for part in shares(n, session) if part[0] < part[1]]
     values, weights = [data[start] for start, _ in parts], [stop - start for start, stop in parts]
@@ -60,10 +60,10 @@ def test_gathered(session, n):
     every, firsts, rest = gathering(2)(data)
     np.testing.assert_array_equal(every, data)
     np.testing.assert_array_equal(firsts, np.concatenate([part[0] for part in parts]))
-    np.testing.assert_array_equal(rest, np.concatenate([part[1:] for part in parts]))  # of some ranks no rows
+    np.testing.assert_array_equal(rest, np.concatenate([part[1:] for part in parts]))  # some ranks have no rows here
     every, firsts, _ = gathering(1)(data[:, 0])
     np.testing.assert_array_equal(every, data[:, 0])
-    np.testing.assert_array_equal(firsts, [part[0, 0] for part in parts])  # a scalar is a row
+    np.testing.assert_array_equal(firsts, [part[0, 0] for part in parts])  # a scalar is gathered as a row
 
 
 @functools.cache
@@ -99,7 +99,7 @@ def of_averaged_in_rows(x, w):
     h = T.tanh(x * w)
     mean = synk.averaged(h.mean(axis=0))
     deviation = T.sqrt(synk.averaged(T.sqr(h - mean).mean(axis=0)) + 0.1)
-    return T.sqr((h - mean) / deviation - x[:, ::-1]).mean()  # each rank's own
+    return T.sqr((h - mean) / deviation - x[:, ::-1]).mean()  # each rank has its own cost
 
 
 def of_summed(x, w):
@@ -120,15 +120,15 @@ def of_prod(x, w):
 
 def of_prod_with_zeros(x, w):
     limits = [synk.reduced(x[:, 2].min(), "min"), synk.reduced(x[:, 2].max(), "max"), T.constant(-10.0)]
-    zero = w[1] + 0.4  # where the gradient is taken
-    factors = [x[:, 2] * w[2] * T.switch(x[:, 2] <= limit, zero, 1) for limit in limits]  # zeros of 1, n, 0 rows
-    products = [(T.concatenate([T.ones(1), one])).prod() for one in factors]  # Theano's is wrong for one that is 0
+    zero = w[1] + 0.4  # 0 at the point of differentiation
+    factors = [x[:, 2] * w[2] * T.switch(x[:, 2] <= limit, zero, 1) for limit in limits]  # zeros in 1, n, 0 rows
+    products = [(T.concatenate([T.ones(1), one])).prod() for one in factors]  # Theano is wrong for a single 0
     return T.sin(synk.reduced(T.stack(products), "prod") * [1, 2, 3]).sum()
 
 
 def of_gathered(x, w):
     h = synk.gathered(T.tanh(x * w))
-    return T.sqr(T.dot(h, h.T)).sum()  # of all pairs
+    return T.sqr(T.dot(h, h.T)).sum()  # over all pairs of rows
 
 
 def of_gathered_in_rows(x, w):
@@ -167,7 +167,7 @@ def test_gradients_are_those_of_the_serial_program(session, make, n):
         close(grads[0, i], (above - function.as_theano(data)[0]) / 2e-6, rtol=2e-5)
 
 
-def test_what_cannot_be_differentiated():
+def test_integer_gradients_and_tangents():
     i = T.lvector("i")
     assert T.grad(synk.summed(i.astype("float64").sum()), i, disconnected_inputs="ignore").ndim == 1
     x = T.dvector("x")
@@ -176,7 +176,7 @@ def test_what_cannot_be_differentiated():
     if on_theano:
         with pytest.raises(NotImplementedError, match="'prod'"):
             T.Rop(synk.reduced(x, "prod"), x, T.ones_like(x))
-    else:  # which takes tangents from gradients of gradients
+    else:  # PyTensor derives tangents from gradients of gradients
         tangent = T.Rop(synk.reduced(x, "prod"), x, T.ones_like(x))
         np.testing.assert_array_equal(tangent.eval({x: np.arange(3.0)}), [1, 1, 1])
 
@@ -191,7 +191,7 @@ def test_a_collective_without_a_gradient_raises_an_error():
 
 
 class Network:
-    """An MLP with batch normalisation over the whole minibatch, and what trains it."""
+    """An MLP with batch normalisation over the full minibatch, its loss and its updates."""
 
     def __init__(self, rule, averaged):
         rng = np.random.RandomState(4)
@@ -227,13 +227,13 @@ def serial_training(rule, n):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("n", [37, 4])
-def test_an_optimiser_of_lasagnes_untouched(session, rule, n):
+def test_unmodified_optimisers_of_lasagne(session, rule, n):
     model = Network(RULES[rule], synk.averaged)
     step = synk.function([model.x, model.y], model.loss, updates=model.updates)
     expected, values = serial_training(rule, n)
     close([step(*network_data(n)) for _ in range(20)], expected)
     close(list(model.updates), values)
-    assert synk.check_replicas(list(model.updates)) == {}  # to the bit, on ranks without data points, too
+    assert synk.check_replicas(list(model.updates)) == {}  # bitwise, also on ranks without data points
 
 
 # -- calls in slices
@@ -241,7 +241,7 @@ def test_an_optimiser_of_lasagnes_untouched(session, rule, n):
 
 @pytest.mark.parametrize("n", [37, 4])
 @pytest.mark.parametrize("num_slices", [2, 100])
-def test_slices_of_a_step_are_the_whole_step(session, num_slices, n):
+def test_a_step_in_slices_is_the_full_step(session, num_slices, n):
     x, y, w, v = T.dmatrix("x"), T.dvector("y"), theano.shared(np.zeros(5), "w"), theano.shared(np.zeros(()), "v")
     seen, most = theano.shared(np.zeros(5), "seen"), theano.shared(np.zeros(5), "most")
     errors = T.tanh(T.dot(x, w) + v) - y
@@ -270,10 +270,10 @@ def test_slices_of_a_step_are_the_whole_step(session, num_slices, n):
     assert [np.shape(one) for one in found[:7]] == [np.shape(one) for one in serial]
 
 
-def test_what_needs_no_data_point_is_no_part_of_a_slice(session):
+def test_values_without_data_points_are_not_sliced(session):
     x, w, u = T.dmatrix("x"), theano.shared(np.arange(1.0, 4.0), "w"), theano.shared(np.zeros(3), "u")
     norm = synk.summed(T.sqr(w).sum())
-    grad = T.grad(norm, w)  # by the weight of a rank, not of a slice
+    grad = T.grad(norm, w)  # with the weight of a rank, not of a slice
     outputs = [(norm, None), (grad, "avg"), (synk.averaged(T.grad(T.sqr(norm), w)), None)]
     outputs += [(synk.summed(synk.averaged(x.mean())), None), (x.sum(), "sum")]
     function = synk.function([x], outputs, updates=[(u, grad)])
@@ -290,7 +290,7 @@ def test_what_needs_no_data_point_is_no_part_of_a_slice(session):
         synk.function([x], synk.averaged(T.sqr(x - norm).mean()))(np.ones((8, 3)), num_slices=2)
 
 
-def test_slices_that_would_need_all_of_them_first(session):
+def test_slices_that_depend_on_other_slices_are_refused(session):
     x = T.dmatrix("x")
     mean = synk.averaged(x.mean(axis=0))
     for output, message in (

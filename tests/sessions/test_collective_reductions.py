@@ -27,7 +27,7 @@ def test_all_reduce(session, var_of, dtype, op):
 
 @pytest.mark.parametrize("op", ["avg", "sum", "prod"])
 def test_half_precision_is_rounded_once(session, var_of, op):
-    """Small terms count next to a large one, and the sum may pass through values that float16 does not have."""
+    """Sums of float16 are computed in float32: small terms count, and partial sums may exceed float16's range."""
     var = var_of("float16", 1)
     values = [(np.random.RandomState(rank).randn(1000) * 5).astype("float16") for rank in range(session)]
     values[0][:2], values[-1][:2] = 60_000, [-60_000, 1]
@@ -43,7 +43,7 @@ def test_half_precision_is_rounded_once(session, var_of, op):
 
 @pytest.mark.parametrize("op", ["avg", "sum", "max", "min", "prod"])
 @pytest.mark.parametrize("dtype", ["float32", "int8", "int64"])
-def test_scalars_and_ranks_alone(session, var_of, dtype, op):
+def test_reductions_of_scalars(session, var_of, dtype, op):
     var = var_of(dtype, 0)
     values = draw_values(dtype, (), session)
     put(var, values)
@@ -59,10 +59,10 @@ def test_scalars_and_ranks_alone(session, var_of, dtype, op):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int8"])
-def test_all_reduce_of_more_than_fits_into_a_lane(session, var_of, dtype):
+def test_all_reduce_of_more_than_fits_into_a_staging_buffer(session, var_of, dtype):
     var = var_of(dtype, 1)
-    per_lane = native.STAGING_BYTES // np.dtype(dtype).itemsize
-    for length in (per_lane - 1, per_lane, per_lane + 1, 5 * per_lane + 17):
+    capacity = native.STAGING_BYTES // np.dtype(dtype).itemsize
+    for length in (capacity - 1, capacity, capacity + 1, 5 * capacity + 17):
         values = draw_values(dtype, (length,), session, seed=length)
         for op in ("sum", "avg"):
             put(var, values)
@@ -71,7 +71,7 @@ def test_all_reduce_of_more_than_fits_into_a_lane(session, var_of, dtype):
 
 
 def extreme_values(dtype, length, n_ranks):
-    """Values of all ranks whose sum overflows, and whose mean does not; and the mean."""
+    """Return values of all ranks whose sum overflows but whose mean does not, and the mean of the first 30."""
     if dtype == "int64":
         values = [np.full(length, 2**62 + rank) for rank in range(n_ranks)]
         values[0][::3] = -(2**62)
@@ -84,22 +84,22 @@ def extreme_values(dtype, length, n_ranks):
     return values, (sum(value[:30].astype("longdouble") / n_ranks for value in values)).astype(dtype)
 
 
-@pytest.mark.parametrize("way", ["lanes", "direct"])
+@pytest.mark.parametrize("way", ["staged", "direct"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int64"])
 def test_averages_whose_sum_overflows(session, var_of, dtype, way):
     var = var_of(dtype, 1)
-    length = 1500 if way == "lanes" else (native.SMALLEST_BLOCK * 5 // np.dtype(dtype).itemsize) // 30 * 30 + 30
+    length = 1500 if way == "staged" else (native.SMALLEST_BLOCK * 5 // np.dtype(dtype).itemsize) // 30 * 30 + 30
     values, expected = extreme_values(dtype, length, session)
     weights = [1e308] * session, [2] * session, None
-    for each in weights if way == "lanes" else weights[:1]:
+    for each in weights if way == "staged" else weights[:1]:
         put(var, values)
         synk.all_reduce(var, weights=each)
         results = get(var, session)
         for result in results:
             close_to(result[:30], expected)
-            close_to(result[-30:], expected)  # the rank that reduced these is another
+            close_to(result[-30:], expected)  # another rank reduced these
             assert result.tobytes() == results[0].tobytes()
-    if way == "lanes":
+    if way == "staged":
         put(var, values)
         close_to(synk.reduce(var, in_place=False)[:30], expected)
         put(var, values)
@@ -159,7 +159,7 @@ def test_weights(session, var_of, data):
     put(var, values)
     synk.all_reduce(var, weights=data.draw(st.sampled_from([tuple, list, np.array]))(weights))
     expected = expected_of(values, "avg", weights)
-    if dtype == "int32":  # halves may be rounded either way
+    if dtype == "int32":  # halves may be rounded up or down
         assert np.abs(synk.gather(var) - expected).max() <= 1
     else:
         check_equal_on_all_ranks(var, expected, session)
@@ -180,7 +180,7 @@ def test_wrong_weights(session, var_of, weights, op, words):
     assert synk.gather(var)[:, 0].tolist() == list(range(session))
 
 
-def test_integer_averages_that_are_whole_are_exact(session, var_of):
+def test_integer_averages_without_a_fraction_are_exact(session, var_of):
     var = var_of("int64", 1)
     value = np.array([2**63 - 1, -(2**63), 2**53 + 1, -(2**53) - 1])
     put(var, [value] * session)
@@ -256,15 +256,15 @@ def test_reduce(session, var_of, dtype, op):
 
 @functools.cache
 def transposing():
-    """A function that stores transposed, and so in Fortran's order, what it is given."""
+    """Return a function that stores its inputs transposed, in Fortran order, and the variables that hold them."""
     m, cube = T.dmatrix("m"), T.dtensor3("cube")
     transposed, turned = theano.shared(np.zeros((1, 1)), "transposed"), theano.shared(np.zeros((1, 1, 1)), "turned")
     updates = [(transposed, m.T), (turned, cube.dimshuffle(2, 1, 0))]
     return synk.function([], bcast_inputs=[m, cube], updates=updates), transposed, turned
 
 
-@pytest.mark.parametrize("side", [2, 300])  # through staging buffers, and where they lie
-def test_values_in_another_order_of_memory_are_reduced_where_they_lie(session, side):
+@pytest.mark.parametrize("side", [2, 300])  # through staging buffers, and in place
+def test_values_in_another_order_of_memory_are_reduced_in_place(session, side):
     store, transposed, turned = transposing()
     synk.distribute()
     rng = np.random.RandomState(side)
@@ -275,7 +275,7 @@ def test_values_in_another_order_of_memory_are_reduced_where_they_lie(session, s
         values = [var.get_value(borrow=True, return_internal_type=True) for var in (transposed, turned)]
         assert not any(value.flags.c_contiguous for value in values)
         if others != "alike" and session > 1:
-            synk.set_value(session - 1, transposed, np.zeros((1, 1)))  # of another shape: there is a new array
+            synk.set_value(session - 1, transposed, np.zeros((1, 1)))  # another shape needs a new array
             synk.set_value(session - 1, transposed, matrix.T)
             if others == "in C's order":
                 synk.set_value(session - 1, turned, np.zeros((1, 1, 1)))

@@ -1,4 +1,4 @@
-"""Collectives that move values of shared variables, and their arguments, on every number of ranks."""
+"""Collectives that copy values of shared variables between ranks, and their arguments, on every number of ranks."""
 
 import gc
 
@@ -30,7 +30,7 @@ def test_broadcast(session, var_of, dtype):
     np.testing.assert_equal(get(var, session) + get(other, session), [value[::-1]] * session + [more[::-1]] * session)
 
 
-def test_values_are_cast_like_those_of_data(session, var_of):
+def test_values_are_cast_as_by_data(session, var_of):
     var = var_of("float32", 1)
     for value in ([1, 2], np.array([3, 4], "int8"), np.array([0.5, 1], ">f4"), (0.25, 1.5)):
         synk.broadcast(var, value)
@@ -79,7 +79,7 @@ def test_gather_and_all_gather_of_unequal_lengths(session, var_of):
         synk.all_gather(var)
 
 
-def test_what_cannot_be_concatenated(session, var_of):
+def test_scalars_cannot_be_concatenated(session, var_of):
     scalar = var_of("float64", 0)
     with pytest.raises(ValueError, match="float64_0"):
         synk.gather(scalar, nd_up=0)
@@ -199,7 +199,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_variables_that_no_function_uses(two, name):
     unknown = theano.shared(np.zeros(1), "unknown")
-    if name in ("broadcast", "scatter", "set_value"):  # the ranks get it
+    if name in ("broadcast", "scatter", "set_value"):  # these send the variable to the ranks
         CALLS[name](unknown)
         assert len(synk.get_lengths(unknown)) == 2
     else:
@@ -218,8 +218,8 @@ def test_variables_are_set_before_between_and_after_functions_use_them(session):
     synk.set_value(session - 1, w, [3.0, 4.0])
     function = synk.function([x], [((x * w.sum()), "gather")])
     expected = [3.0] * (session - 1) + [7.0]
-    assert function(np.ones(session))[0].tolist() == expected  # its replicas are those that were set before
-    w.set_value(np.array([5.0, 6.0]))  # Theano's own, of the master alone
+    assert function(np.ones(session))[0].tolist() == expected  # the replicas keep their values
+    w.set_value(np.array([5.0, 6.0]))  # sets the controller's value only
     assert function(np.ones(session))[0].tolist() == [11.0, *expected[1:]]
     synk.broadcast(w)
     between = synk.function([x], [(x * w[0], "gather")])
@@ -227,7 +227,7 @@ def test_variables_are_set_before_between_and_after_functions_use_them(session):
     assert between(np.ones(session))[0].tolist() == [0.0, *[5.0] * (session - 1)]
     del function, between
     gc.collect()
-    synk.broadcast(w, [7.0, 8.0])  # nothing uses it any more
+    synk.broadcast(w, [7.0, 8.0])  # no function uses it any more
     assert synk.gather(w).tolist() == [[7, 8]] * session
 
 
@@ -273,7 +273,7 @@ def test_a_variable_that_is_named_twice_is_refused(session, var_of):
         synk.broadcast([var_of("float32", 1)] * 2, [[1.0], [2.0]])
 
 
-@pytest.mark.parametrize("master_rank", [1, pytest.param(2, marks=one_machine("the master is on the first one"))])
+@pytest.mark.parametrize("master_rank", [1, pytest.param(2, marks=one_machine("the controller is on the first node"))])
 def test_another_master_rank(synchronize, master_rank):
     synchronize(3, master_rank=master_rank)
     var = variable("float64", 1)
@@ -293,7 +293,7 @@ def test_another_master_rank(synchronize, master_rank):
     assert synk.gather(var).tolist() == [[1.75] * 2] * 3
 
 
-def test_results_land_in_the_existing_array(session, var_of):
+def test_results_are_written_to_the_existing_array(session, var_of):
     var = var_of("float32", 1)
     var.set_value(np.ones(100, "float32"))
     synk.broadcast(var)
