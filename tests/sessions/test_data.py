@@ -1,4 +1,4 @@
-"""`synk.data`: arrays in shared memory that are made, read, written, resized, and set."""
+"""`synk.data`: make, read, write, resize and set arrays in shared memory."""
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ def test_dtype_and_dimensions_come_from_var_value_or_by_name(two, arguments, dty
         ({"value": np.ones(3), "oversize": "2"}, TypeError, "oversize"),
     ],
 )
-def test_what_makes_no_data_is_refused(two, arguments, error, words):
+def test_invalid_arguments_are_refused(two, arguments, error, words):
     with pytest.raises(error, match=words):
         synk.data(**arguments)
 
@@ -127,7 +127,7 @@ def test_numpy_sees_the_memory_itself(two, summing):
 
 
 @pytest.mark.numba
-def test_what_is_written_between_calls_is_seen_by_every_rank(three):
+def test_every_rank_sees_values_written_between_calls(three):
     function = sum_of("float64", 1)
     x = synk.data(np.zeros(10))
     for value in (1.0, 2.0, 3.0):

@@ -28,7 +28,7 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture
 def file(tmp_path):
-    """The path of a file of 60 float64: 0 to 59."""
+    """Return the path of a file with the float64 numbers 0 to 59."""
     path = tmp_path / "numbers"
     np.arange(60.0).tofile(path)
     return path
@@ -65,7 +65,7 @@ def test_a_memmap_is_shared_as_its_file(session, file, mode, offset, part):
     assert x.shape == (0, 0)
 
 
-@one_machine("workers are looked at")
+@one_machine("the test inspects workers of one node")
 def test_a_read_only_memmap_shrinks_in_place_and_grows_by_a_copy(two, file):
     x = synk.data(np.memmap(file, "float64", "r"))
     x.set_length(10)
@@ -93,7 +93,7 @@ def test_set_value_never_writes_to_the_file(two, file, mode):
 
 def test_a_copy_on_write_memmap_is_copied(two, file):
     memmap = np.memmap(file, "float64", "c")
-    memmap[0] = 1000  # nobody but this process sees it in the file
+    memmap[0] = 1000  # the file itself does not change
     x = synk.data(memmap)
     assert sum_of("float64", 1)(x) == 1000 + np.arange(60).sum()
 
@@ -116,7 +116,7 @@ def test_a_memmap_whose_file_is_gone_or_replaced(two, file):
     assert sum_of("float64", 1)(y) == np.arange(60).sum()
 
 
-def test_data_of_a_file_that_goes_away_do_not_harm_other_calls(two, file):
+def test_data_of_a_deleted_file_do_not_harm_other_calls(two, file):
     x = synk.data(np.memmap(file, "float64", "r"))
     y = synk.data(np.ones(5))
     file.unlink()
@@ -216,7 +216,7 @@ def test_copies_have_memory_of_their_own(two, summing, file, copied):
     assert np.memmap(file, "float64", "r")[1] != 100
 
 
-def test_a_deep_copy_copies_what_is_twice_in_it_once(two):
+def test_a_deep_copy_copies_each_object_once(two):
     x = synk.data(np.ones(3))
     first, second = copy.deepcopy((x, x))
     assert first is second
@@ -232,7 +232,7 @@ def test_pickled_data_are_the_same_memory(two, summing, protocol):
     assert x[0] == 10
     del x
     gc.collect()
-    assert summing(y) == 16  # the memory is there as long as any of them
+    assert summing(y) == 16  # the memory lives as long as any of the objects
     z = pickle.loads(pickle.dumps(y, protocol))
     y.free_memory()
     assert y.shape == (0,)
@@ -257,7 +257,7 @@ def test_pickled_data_of_a_file_and_of_structures(two, file):
 
 def test_pickled_data_in_other_processes(two, summing):
     x = synk.data(np.arange(4.0))
-    with multiprocessing.get_context("fork").Pool(1) as pool:  # forked later: it has the memory
+    with multiprocessing.get_context("fork").Pool(1) as pool:  # forked later, it inherits the memory
         assert pool.apply(_write_through, (x,)) == 6
     assert x.data.tolist() == [50, 1, 2, 3]
     assert summing(x) == 56
@@ -275,7 +275,7 @@ def _write_through(data):
     return total
 
 
-def test_free_memory_gives_it_back_on_every_rank(three, summing):
+def test_free_memory_frees_it_on_every_rank(three, summing):
     summing(np.ones(10))
     pids = [os.getpid(), *worker_pids()]
     before = [shared_bytes(pid) for pid in pids]
@@ -291,16 +291,16 @@ def test_free_memory_gives_it_back_on_every_rank(three, summing):
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_memory_of_dropped_data_comes_back(two, summing, used):
+def test_memory_of_dropped_data_is_freed(two, summing, used):
     summing(np.ones(10))
     before = [shared_bytes(pid) for pid in (os.getpid(), *worker_pids())]
     x = synk.data(np.zeros(4 * MEGABYTE))
     if used:
         summing(x)
-        summing(x)  # the same call again
+        summing(x)  # a repeated call, whose plan is cached
     del x
     gc.collect()
-    if used:  # else it waits to be given to the workers
+    if used:  # otherwise it is kept until workers have mapped it
         assert shared_bytes(os.getpid()) < before[0] + MEGABYTE
     summing(np.ones(10))
     assert all(shared_bytes(pid) < old + MEGABYTE for pid, old in zip((os.getpid(), *worker_pids()), before))
@@ -370,7 +370,7 @@ def test_too_little_shared_memory_is_a_memory_error_and_changes_nothing(two, sum
 
 
 def test_freed_memory_can_be_used_at_once():
-    """In memory that holds one of the two: simulated by a limit that stands for the machine's."""
+    """Freed data make room for the next, in memory that holds only one of them. A limit simulates the full memory."""
     run_script(
         """
         import resource
@@ -380,7 +380,7 @@ def test_freed_memory_can_be_used_at_once():
         f(np.ones(3))
         from synkhronos._memory import memfd as anonymous
         from process_state import shared_bytes
-        def most():  # workers forget later
+        def most():  # workers unmap memory later
             return max(shared_bytes(pid) for pid in (os.getpid(), *worker_pids()))
         limit = most() + 50_000_000
         def counting(size):

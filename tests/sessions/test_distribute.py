@@ -1,4 +1,4 @@
-"""Replicating functions: in rounds, when first needed, with deep graphs, and with separate random streams."""
+"""Distribution of functions: repeated, on first use, of deep graphs, and with a random stream for each rank."""
 
 import functools
 import gc
@@ -16,17 +16,17 @@ from process_state import worker_pids
 import synkhronos as synk
 from synkhronos._graph import graph as functions
 
-# ---------------------------------------------------------------- rounds
+# ---------------------------------------------------------------- repeated distribution
 
 
-def test_correspondences_are_kept_over_rounds(session):
+def test_replicas_are_kept_over_distributions(session):
     x = T.dvector("x")
     w, v = theano.shared(np.zeros(2), "w"), theano.shared(1.0, "v")
     add = synk.function([x], updates=[(w, w + x.sum())])
     synk.distribute()
     add(np.ones(session))
     read = synk.function([x], [(x * w.sum() * v, "gather")])
-    assert read(np.ones(session))[0].tolist() == [2.0] * session  # it sees what the first one wrote on each rank
+    assert read(np.ones(session))[0].tolist() == [2.0] * session  # `add` has updated w on each rank
     synk.set_value(session - 1, w, np.full(2, 10.0))
     double = synk.function([x], [(x * w[0], "gather")], updates=[(w, w * 2), (v, v + 1)])
     synk.distribute()
@@ -38,7 +38,7 @@ def test_correspondences_are_kept_over_rounds(session):
     assert synk.gather(v).tolist() == [2.0] * session
 
 
-def test_a_new_variable_starts_with_the_masters_value(session):
+def test_a_new_variable_starts_with_the_controllers_value(session):
     x, w = T.dvector("x"), theano.shared(np.zeros(3), "w")
     function = synk.function([x], (x.sum() * w.sum(), None))
     w.set_value(np.arange(3.0))
@@ -46,7 +46,7 @@ def test_a_new_variable_starts_with_the_masters_value(session):
     assert_close(synk.gather(w), [[0, 1, 2]] * session)
 
 
-def test_what_two_variables_share_in_the_master_they_do_not_share_elsewhere(session):
+def test_variables_of_one_array_have_separate_replicas(session):
     value = np.zeros(3)
     one, two = theano.shared(value, "one"), theano.shared(value, "two")
     function = synk.function([], updates=[(one, one + 1)])
@@ -66,12 +66,12 @@ def test_collectives_distribute_first(session):
     assert kept() == []
 
 
-# ---------------------------------------------------------------- economy
+# ---------------------------------------------------------------- compilations and memory
 
 
 @pytest.fixture
 def compilations(monkeypatch):
-    """A list to which every compilation of a Theano function is added."""
+    """Return a list that records the name of each compiled function."""
     done = []
     compile_function = functions.compile_function
 
@@ -123,7 +123,7 @@ def test_a_new_session_compiles_nothing(no_session, compilations):
     assert before <= 2
 
 
-@one_machine("workers are looked at")
+@one_machine("the test inspects workers of one node")
 def test_dropped_functions_and_variables_are_released_on_the_workers(two):
     (memory,) = [psutil.Process(pid).memory_info for pid in worker_pids()]
     x = T.dvector("x")
@@ -169,7 +169,7 @@ def test_deep_graphs(two):
         deep = T.sin(deep) if i % 2 else T.cos(deep)
     mode = theano.compile.Mode(linker="py", optimizer=None)
     limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(30_000)  # Theano itself needs it to compile such a graph
+    sys.setrecursionlimit(30_000)  # Theano needs it to compile a graph of this depth
     try:
         function = synk.function([x], [(deep * w, "gather")], mode=mode)
     finally:
@@ -185,7 +185,7 @@ def test_deep_graphs(two):
 
 @functools.cache
 def scanned():
-    """A function with a loop and its gradient, and the variable that holds that."""
+    """Return a function with a loop and its gradient, and the variable that holds the gradient."""
     x, steps = T.dmatrix("x"), T.lscalar("steps")
     w = theano.shared(np.array([0.5, 0.25]), "w")
     states, updates = theano.scan(lambda state: T.tanh(state * w + 1), outputs_info=x, n_steps=steps)
@@ -232,7 +232,7 @@ def draws(kind):
 
 
 def drawing(kind):
-    """A function of nothing that gathers draws."""
+    """Return a function without inputs that gathers random draws."""
     return synk.function([], [(one.dimshuffle("x", 0), "gather") for one in draws(kind)])
 
 
@@ -254,8 +254,8 @@ def test_ranks_draw_from_streams_of_their_own(session, kind):
         assert np.abs(correlations).max() < 0.25
     assert abs(together[0].mean()) < 0.15
     assert abs(together[1].mean() - 0.5) < 0.05
-    masters = [[one[0] for one in call] for call in drawn]
-    np.testing.assert_equal(masters, serial_draws(kind, 3))  # the master's own stream is what the user made
+    first = [[one[0] for one in call] for call in drawn]
+    np.testing.assert_equal(first, serial_draws(kind, 3))  # the controller draws from the user's stream
 
 
 @pytest.mark.parametrize("kind", [MRG_RandomStreams, RandomStreams])
@@ -266,9 +266,9 @@ def test_replicated_streams(synchronize, kind):
         np.testing.assert_equal(list(map(list, function())), [[serial] * 3 for serial in expected])
 
 
-@one_machine("the master is a rank of the first one")
+@one_machine("the controller is a rank of the first node")
 @pytest.mark.parametrize("kind", [MRG_RandomStreams, RandomStreams])
-def test_the_master_keeps_its_stream_whatever_its_rank(synchronize, kind):
+def test_the_controller_keeps_its_stream_at_any_rank(synchronize, kind):
     synchronize(3, master_rank=2)
     function = drawing(kind)
     drawn = function()[1]
@@ -286,7 +286,7 @@ def test_streams_are_moved_once_and_shared_by_functions(synchronize, kind):
     second = synk.function([], [(noise.dimshuffle("x", 0) * 1, "gather")])
     two, three = second()[0], first()[0]
     drawn = np.concatenate([one, two, three])
-    assert len(np.unique(drawn)) == drawn.size  # the second goes on where the first has stopped
+    assert len(np.unique(drawn)) == drawn.size  # `second` continues where `first` stopped
     streams = kind(5)
     noise = streams.uniform((50,), dtype="float64")
     serial = theano.function([], noise)
@@ -294,8 +294,8 @@ def test_streams_are_moved_once_and_shared_by_functions(synchronize, kind):
         np.testing.assert_array_equal(draw[0], serial())
 
 
-def test_variables_over_one_container_are_one_on_all_ranks_and_live_as_long_as_one_of_them(two):
-    """As Lasagne's batch normalisation makes them."""
+def test_variables_of_one_container_share_a_replica_until_the_last_is_dropped(two):
+    """Variables that share a container, as in Lasagne's batch normalisation, share a replica on each rank."""
     x, mean = T.dvector("x"), theano.shared(np.zeros(()), "mean")
     alias = theano.clone(mean, share_inputs=False)
     alias.default_update = 0.5 * alias + x.mean()
