@@ -1,10 +1,10 @@
-"""Fork server for the scripts of tests: a process that has imported everything and prepared to fork.
+"""Fork server for the scripts of tests: a process that has imported all modules and is prepared to fork.
 
-A script in an interpreter of its own spends 2.5 s on importing Theano and reading its compile cache before its first
-line runs. Here it is a fork of this process, in all else like ``python -c SCRIPT``: its own ``__main__``, its own
-standard streams, exit code and death by signal, atexit functions and threads that are waited for.
+A script in a new interpreter spends 2.5 s on importing Theano and reading its compile cache before its first line
+runs. Here a script is a fork of this process. Otherwise it is like ``python -c SCRIPT``: it has its own ``__main__``
+and standard streams, exit code or signal, atexit functions, and threads that Python joins at exit.
 
-    pytest ──Popen── server ──fork── agent   ──fork── script      the agent waits for the script, and informs pytest
+    pytest ──Popen── server ──fork── agent   ──fork── script      the agent waits, and sends the status to pytest
 
 `ForkServer` runs in pytest, `serve` in the server.
 """
@@ -26,11 +26,11 @@ import types
 from pathlib import Path
 
 HELPERS = Path(__file__).resolve().parent
-_LENGTH = 8  # bytes before each request, for its length
+_LENGTH = 8  # bytes of the length before each request
 
 
 class Script:
-    """A script that runs; has of `subprocess.Popen` what tests use. Its streams are text."""
+    """A running script, with the part of the interface of `subprocess.Popen` that tests use. Its streams are text."""
 
     def __init__(self, pid, streams, status):
         self.pid = pid
@@ -39,7 +39,7 @@ class Script:
         self._status = status
 
     def wait(self, timeout=None):
-        """Wait for the end; the exit code, negative for a signal."""
+        """Wait for the end, and return the exit code, negative for a signal."""
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("a script", timeout)
@@ -48,14 +48,14 @@ class Script:
         return self.returncode
 
     def poll(self):
-        """The exit code, `None` while it runs."""
+        """Return the exit code, or `None` while the script runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.wait(0)
 
     def communicate(self, text="", timeout=None):
-        """Write to standard input; all that it still prints, on standard output and on standard error, and its end.
+        """Write to standard input, wait for the end, and return the rest of standard output and standard error.
 
-        But for Theano's word that another process compiles: several may run tests.
+        Theano's messages about waiting for another process to compile are removed, because several processes run tests.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         if self.stdin:
@@ -80,13 +80,13 @@ class Script:
         return out, re.sub(r"INFO \(theano\.gof\.compilelock\).*\n", "", err)
 
     def send_signal(self, number):
-        """Send a signal, if it still runs."""
+        """Send a signal to the script if it still runs."""
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            with contextlib.suppress(ProcessLookupError):  # the script has just ended
                 os.kill(self.pid, number)
 
     def kill(self):
-        """End it by SIGKILL."""
+        """Kill the script by SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -95,22 +95,22 @@ def _flags():
 
 
 class ForkServer:
-    """The client of the fork server, in pytest's process; starts the server with the first script."""
+    """Client of the fork server, in pytest's process. It starts the server with the first script."""
 
     def __init__(self):
         self.process = self._socket = self._flags = None
 
     @property
     def pid(self):
-        """Its process id, `None` before the first script."""
+        """Process id of the server, `None` before the first script."""
         return None if self.process is None else self.process.pid
 
     def outdated(self):
-        """Whether the engine's flags are others now than when the server was started."""
+        """Return whether the backend's flags have changed since the server was started."""
         return self.process is not None and _flags() != self._flags
 
     def start(self, source, arguments, environment, stdin=None, new_session=False):
-        """Run a script; returns a `Script`."""
+        """Start a script, and return its `Script`."""
         if self.process is None:
             self._socket, theirs = socket.socketpair()
             self._flags = _flags()
@@ -121,7 +121,7 @@ class ForkServer:
                 env=environment,
             )
             theirs.close()
-            os.register_at_fork(after_in_child=self._socket.close)  # it is not for workers
+            os.register_at_fork(after_in_child=self._socket.close)  # workers do not keep it open
         pipes = [os.pipe() for _ in range(4)]  # standard input, output and error; the exit status
         (in_reader, in_writer), (out_reader, out_writer), (err_reader, err_writer), (reader, writer) = pipes
         if stdin is None:
@@ -141,7 +141,7 @@ class ForkServer:
         return Script(pid, (input_, os.fdopen(out_reader), os.fdopen(err_reader)), reader)
 
     def close(self):
-        """End the server, if it was started."""
+        """Stop the server if it was started."""
         if self.process is not None:
             self._socket.close()
             self.process.wait()
@@ -159,8 +159,8 @@ def _read(connection, n_bytes):
 
 
 def serve(connection):
-    """Fork scripts until pytest ends; returns in a script, with its source and its arguments."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for agents
+    """Fork scripts until pytest ends. In a script, return its source and arguments."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap agents automatically
     while True:
         length, ancillary, _, _ = connection.recvmsg(_LENGTH, socket.CMSG_SPACE(4 * 4))
         if not length:
@@ -177,11 +177,11 @@ def serve(connection):
 
 
 def _agent(connection, descriptors, source, arguments, folder, environment, new_session):
-    """Fork the script, send its pid and, once it has ended, its status."""
+    """Fork the script; send its pid, and its status at its end. In the script, return its source and arguments."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a signal to the group is for the script
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # signals to the script's group
             signal.signal(number, signal.SIG_IGN)
         connection.sendall(pid.to_bytes(_LENGTH, "big"))
         for descriptor in descriptors[:3]:
@@ -204,7 +204,7 @@ def _agent(connection, descriptors, source, arguments, folder, environment, new_
 
 
 def run(source, arguments):
-    """Be the script."""
+    """Execute the source of a script in this process."""
     random.seed()
     numpy.random.seed()  # noqa: NPY002  (the generator that scripts use)
     main = types.ModuleType("__main__")
@@ -218,7 +218,7 @@ def run(source, arguments):
 
 
 if __name__ == "__main__":
-    # all that scripts import
+    # all modules that scripts import
     import comparison  # noqa: F401
     import deadline  # noqa: F401
     import fault_ops  # noqa: F401
@@ -231,5 +231,5 @@ if __name__ == "__main__":
 
     synkhronos._backends.prepare_fork()
     gc.collect()
-    gc.freeze()  # scripts that collect garbage do not copy what is here
+    gc.freeze()  # garbage collection in scripts copies no pages of these objects
     run(*serve(socket.socket(fileno=int(sys.argv[1]))))

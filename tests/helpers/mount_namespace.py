@@ -6,7 +6,7 @@ import subprocess
 
 
 def shrink_shared_memory(n_bytes):
-    """Give this script a ``/dev/shm`` of its own: it starts again, in a mount namespace of its own."""
+    """Restart this script in a mount namespace of its own, with a ``/dev/shm`` of ``n_bytes``."""
     if "SYNKHRONOS_TEST_SHRUNK" in os.environ:
         return
     os.environ["SYNKHRONOS_TEST_SHRUNK"] = "1"

@@ -1,4 +1,4 @@
-"""Programs that run on several hosts, or as if on several, and what they say."""
+"""Programs that run on several hosts, or on one host as several nodes, and the messages that they print."""
 
 import os
 import subprocess
@@ -13,10 +13,10 @@ from namespace_hosts import HAS_MPI, MPIEXEC, Hosts, reason_to_skip
 
 needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py or mpiexec is not installed")
 
-#: The folder that programs put on their path.
+#: The folder that programs add to `sys.path`.
 HELPERS = Path(__file__).parent
 
-#: What each program begins with.
+#: The start of each program.
 PRELUDE = f"""
     import atexit, os, signal, sys, time
     import numpy as np
@@ -27,7 +27,7 @@ PRELUDE = f"""
     def say(*what):
         print("says", time.monotonic(), *what, flush=True)
 
-    def part():  # after the ranks have ended, and MPI
+    def part():  # runs after the ranks and MPI have ended
         time.sleep(0.3)
         say("parts")
 
@@ -36,7 +36,7 @@ PRELUDE = f"""
 
 
 def run_processes(*sources, n=2, **environment):
-    """Run a program by mpiexec, as if each process were on its own node; its exit code, output, and errors."""
+    """Run a program by mpiexec, each process as a node of its own; return its exit code and both outputs."""
     launcher = [MPIEXEC, "-n", str(n)] if n > 1 else []
     done = subprocess.run(
         [*launcher, sys.executable, "-c", "".join(map(textwrap.dedent, sources))],
@@ -50,14 +50,14 @@ def run_processes(*sources, n=2, **environment):
 
 
 def output_of(*sources, **options):
-    """What a program prints that `run_processes` runs, and that succeeds."""
+    """Run a program by `run_processes`, assert that it succeeds, and return its standard output."""
     code, out, err = run_processes(*sources, **options)
     assert code == 0, out + err
     return out
 
 
 def hosts_or_skip(n, **options):
-    """So many `Hosts`; the test is skipped where there can be none."""
+    """Return ``n`` `Hosts`, or skip the test where they cannot be created."""
     reason = reason_to_skip()
     if reason is not None:
         pytest.skip(reason)
@@ -65,21 +65,21 @@ def hosts_or_skip(n, **options):
 
 
 def start(hosts, *sources):
-    """Start a program on all hosts, on which what earlier ones have left is old."""
+    """Start a program on all hosts. Files in ``/dev/shm`` from earlier programs are made two minutes old before."""
     for name in hosts.names:
         hosts.inside(name, "find", "/dev/shm", "-type", "f", "-exec", "touch", "-d", "2 minutes ago", "{}", "+")
     return hosts.start(sys.executable, "-c", "".join(map(textwrap.dedent, [PRELUDE, *sources])))
 
 
 def start_until_ready(hosts, *sources):
-    """Start a program on all hosts, and wait until it says that it is ready."""
+    """Start a program on all hosts, and wait until it has printed "ready"."""
     job = start(hosts, *sources)
     assert hear(job)[1] == "ready"
     return job
 
 
 def hear(job):
-    """The next thing that the script says, and when it said it; fails with what went wrong where it says no more."""
+    """Return the time and text of the program's next message; fail with its errors if it has ended."""
     when, text = _next(job)
     if text == "parts":
         raise AssertionError(job.communicate(timeout=60)[1])
@@ -87,7 +87,7 @@ def hear(job):
 
 
 def _next(job):
-    for line in job.stdout:  # the launcher prints, too
+    for line in job.stdout:  # skips the launcher's output
         if line.startswith("says "):
             when, text = line.rstrip("\n").split(" ", 2)[1:]
             return float(when), text
@@ -95,7 +95,7 @@ def _next(job):
 
 
 def ends_well(hosts, job):
-    """The program says no more, and ends; nothing is left."""
+    """Assert that a program ends successfully without further messages, and wait until nothing is left of it."""
     said = _next(job)[1]
     out, err = job.communicate(timeout=60)
     assert (said, job.returncode, out) == ("parts", 0, ""), err
@@ -103,16 +103,16 @@ def ends_well(hosts, job):
 
 
 def ends_badly(hosts, job, since, limit):
-    """The program fails, and nothing is left but files of MPI's; returns how long that took."""
+    """Assert that a program fails, wait until only MPI's files are left, and return the seconds since ``since``."""
     job.communicate(timeout=60)
     assert job.returncode != 0
     return until_nothing_is_left(hosts, since, limit, of_mpi=True)
 
 
 def until_nothing_is_left(hosts, since, limit, of_mpi=False):
-    """Wait until there are no processes, and no names in ``/dev/shm``; returns how long that took.
+    """Wait until no processes and no files in ``/dev/shm`` are left; return the seconds since ``since``.
 
-    ``of_mpi``: but for files of MPI's, which whoever is killed leaves there; the next program sweeps them.
+    With ``of_mpi``, files of MPI may stay. A killed process leaves them, and the next program removes them.
     """
     left = []
 

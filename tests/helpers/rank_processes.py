@@ -1,4 +1,4 @@
-"""For tests of what lies below Theano: ranks that are bare processes, which signal each other and share memory."""
+"""Ranks as bare processes without a backend, with synchronization, shared memory and collectives."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from synkhronos.errors import CollectiveAborted
 
 
 class Ranks:
-    """Processes that each run the same function of their `Rank`; `board` is an int64 array that all of them share."""
+    """Processes that run the same function of their `Rank`. The int64 array `board` is in memory that they share."""
 
     def __init__(self, n_ranks, spin=0.0, shared_heap=True):
         self.n_ranks = n_ranks
@@ -27,7 +27,7 @@ class Ranks:
         self.heap = make_heap(n_ranks, 0) if shared_heap else native.Heap(-1, n_ranks, 0, 0, 0)
 
     def run(self, work, seconds=60.0):
-        """Run ``work(rank)`` in a process for each rank; fails if one of them raises, or if they take too long."""
+        """Run ``work(rank)`` in a process for each rank; fail if one of them raises, or if they exceed the limit."""
         running = {self._fork(rank, work): rank for rank in range(self.n_ranks)}
         failed = []
 
@@ -71,7 +71,7 @@ def _shared(shape, dtype):
 
 
 class Rank:
-    """One of the processes."""
+    """One process of `Ranks`."""
 
     def __init__(self, ranks, rank):
         self.rank = rank
@@ -90,6 +90,6 @@ class Rank:
             raise CollectiveAborted("another rank failed")
 
     def begin(self, number):
-        """Begin with a command."""
+        """Start the command ``number``: restart the barrier and the transport."""
         self.barrier.restart(number)
         self.transport.restart()

@@ -1,4 +1,4 @@
-"""Run scripts of tests in processes of their own, forked from a server or as new interpreters."""
+"""Run scripts of tests in new processes, forked from a server or as new interpreters."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ ROOT = Path(synkhronos.__file__).resolve().parent.parent
 
 fork_server = ForkServer()
 
-#: What each script begins with.
+#: The start of each script.
 PRELUDE = """
     import contextlib, os, re, signal, subprocess, sys, textwrap, threading, time
     from pathlib import Path
@@ -34,9 +34,9 @@ PRELUDE = """
 
 
 def python(source, *options, timeout=110, directory=None, **environment):
-    """Run a program that begins as every program does where synkhronos is installed; returns both outputs.
+    """Run a program with the start-up code of an installed synkhronos, and return both outputs.
 
-    A variable of the environment that is None is unset.
+    An environment variable that is None is unset.
     """
     surroundings = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     surroundings = {name: value for name, value in surroundings.items() if value is not None}
@@ -47,17 +47,17 @@ def python(source, *options, timeout=110, directory=None, **environment):
 
 
 def start_script(source, *arguments, fresh=False, stdin=None, start_new_session=False, environment=None):
-    """Start a Python script, given as its source, with what tests need imported.
+    """Start a Python script from its source, after the imports of `PRELUDE`.
 
-    It is forked from a process that has imported that already; one that is ``fresh``, or has variables of the
-    environment of its own, gets an interpreter of its own.
+    The script is forked from a process that has imported these modules. With ``fresh`` or environment variables of its
+    own, it gets a new interpreter.
 
     Returns
     -------
     fork_server.Script or subprocess.Popen
     """
     source = textwrap.dedent(PRELUDE) + textwrap.dedent(source)
-    own = {"PYTHONPATH": python_path(), "PYTHONWARNINGS": "ignore:synkhronos.fork:RuntimeWarning"}  # of many ranks
+    own = {"PYTHONPATH": python_path(), "PYTHONWARNINGS": "ignore:synkhronos.fork:RuntimeWarning"}  # many ranks
     if not fresh and environment is None and not fork_server.outdated():
         return fork_server.start(source, arguments, {**os.environ, **own}, stdin, start_new_session)
     streams = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -66,14 +66,14 @@ def start_script(source, *arguments, fresh=False, stdin=None, start_new_session=
 
 
 def python_path():
-    """The variable ``PYTHONPATH`` with which a script finds the package and the modules of tests."""
+    """Return the ``PYTHONPATH`` with which a script finds the package and the modules of tests."""
     groups = [folder for folder in (ROOT / "tests").iterdir() if folder.is_dir()]
     paths = [ROOT, *groups, os.environ.get("PYTHONPATH", "")]
     return os.pathsep.join(filter(None, map(str, paths)))
 
 
 def run_script(source, *arguments, timeout=90, returncode=0, **options):
-    """Run a script to its end; returns what it printed, on standard output and on standard error."""
+    """Run a script to its end, and return its standard output and standard error."""
     process = start_script(source, *arguments, **options)
     try:
         out, err = process.communicate(timeout=timeout)
@@ -87,7 +87,7 @@ def run_script(source, *arguments, timeout=90, returncode=0, **options):
 
 
 def launch(*arguments, cache, options=(), timeout=110, directory=None, check=False, stdin=None, **environment):
-    """Execute ``python -m synkhronos`` with these arguments, and a cache folder of its own."""
+    """Execute ``python -m synkhronos`` with some arguments and a cache folder."""
     surroundings = {**os.environ, "XDG_CACHE_HOME": str(cache), **environment}
     surroundings["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), str(ROOT)]))
     command = [sys.executable, *options, "-m", "synkhronos", *map(str, arguments)]
@@ -95,7 +95,7 @@ def launch(*arguments, cache, options=(), timeout=110, directory=None, check=Fal
     return subprocess.run(command, capture_output=True, text=True, **options)
 
 
-#: A program with a session of three ranks; it prints the process ids of the workers.
+#: The start of a program with a session of three ranks; it prints the process ids of its workers.
 SESSION = """
 synk.fork(3)
 x, fault = T.dvector("x"), theano.shared(NOTHING, "fault")
@@ -107,14 +107,14 @@ print(*worker_pids(), flush=True)
 
 
 def read_pids(process, n=2):
-    """The process ids, of workers for example, that a program prints, as `SESSION` does."""
+    """Read ``n`` process ids that a program prints in one line, as `SESSION` does."""
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) == n, process.communicate()
     return pids
 
 
 def without_the_package(program, *arguments):
-    """The command that executes a program in which the package's modules can be imported without the package."""
+    """Return a command that executes a program which imports modules of the package without its ``__init__``."""
     stand_in = """
         import sys, types
         package = sys.modules["synkhronos"] = types.ModuleType("synkhronos")

@@ -1,4 +1,4 @@
-"""Having the kernel refuse system calls to a script, as sandboxes of containers do (seccomp)."""
+"""Make the kernel refuse system calls of a script, as sandboxes of containers do (seccomp)."""
 
 import ctypes
 import errno
@@ -21,7 +21,7 @@ needs_seccomp = pytest.mark.skipif(not may_refuse, reason="the numbers of system
 
 
 def refuse(*calls, error=errno.EPERM):
-    """From now on the kernel answers these system calls with an error, in this process and its children."""
+    """Make system calls fail with an error in this process and its later children."""
     program = [(_LOAD, 0, 0, _OFFSET_OF_NUMBER)]
     for call in calls:
         program += [(_JUMP_IF_EQUAL, 0, 1, _NUMBERS[platform.machine()][call]), (_RETURN, 0, 0, _ERRNO | error)]
