@@ -1,14 +1,14 @@
-"""The deadline of all waits of tests; it scales with the load of the machine."""
+"""The deadline of all waits in tests, scaled by the load of the machine."""
 
 import os
 import time
 
-#: Seconds that a wait may take on an idle machine, unless the test says otherwise.
+#: Default limit of a wait on an idle machine, in seconds.
 SECONDS = 30.0
 
 
 def scaled(seconds):
-    """Return seconds of an idle machine as seconds of this one, whose cores other processes use, too."""
+    """Return a time on an idle machine as a time on this machine, whose cores other processes use, too."""
     return seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
@@ -19,12 +19,12 @@ def wait_for(condition, what, seconds=SECONDS):
     ----------
     condition : callable
     what : str or callable
-        What the test waits for, for the message.
+        Name of the condition, for the message.
     seconds : float
         The limit on an idle machine.
     """
     deadline = time.monotonic() + scaled(seconds)
     while not (held := condition()):
-        assert time.monotonic() < deadline, f"waited in vain for {what() if callable(what) else what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what() if callable(what) else what}"
         time.sleep(0.005)
     return held

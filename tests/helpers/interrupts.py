@@ -1,11 +1,11 @@
-"""Exceptions that handlers of signals raise, at whatever instant the signals come."""
+"""Exceptions raised by signal handlers at random moments."""
 
 import contextlib
 import signal
 
 
 class Interrupt(Exception):
-    """Raised by the handler of a signal."""
+    """Raised by a signal handler."""
 
 
 def interrupt(number, frame):
@@ -14,7 +14,7 @@ def interrupt(number, frame):
 
 @contextlib.contextmanager
 def handled_by(handler, *numbers):
-    """Meanwhile signals, by default the one of the alarm, have this handler; no timer is left."""
+    """Set a handler of signals, by default SIGALRM, within the block; stop all timers at the end."""
     former = {number: signal.signal(number, handler) for number in numbers or [signal.SIGALRM]}
     try:
         yield

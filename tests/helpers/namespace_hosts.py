@@ -1,6 +1,6 @@
-"""Hosts for tests of several machines: network namespaces on a bridge, each with a name and ``/dev/shm`` of its own.
+"""Simulated hosts for tests of several nodes: network namespaces on a bridge, each with its own name and ``/dev/shm``.
 
-Root is needed. `Hosts` takes everything down at its end, the processes in it too, by tests that fail as well.
+They need root. `Hosts` removes everything at its end, including processes that run in it, also after a failed test.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from deadline import wait_for
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 HAS_MPI = importlib.util.find_spec("mpi4py") is not None and MPIEXEC.exists()
 
-#: What launchers call as if it were ssh: HOST, then the command; it enters the host's namespaces.
+#: A program that launchers call like ssh, with HOST and a command; it runs the command in the host's namespaces.
 _ENTER = """#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1; shift
@@ -31,10 +31,10 @@ exec nsenter --target "$(cat {folder}/$host)" {spaces} sh -c "$*"
 """
 
 
-#: Where launchers look for the program that takes them to other hosts.
+#: Environment variables in which launchers look for their ssh program.
 SHELLS = ("HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC", "OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
 
-#: Has each MPI use that program, and the hosts' lines. Open MPI asks twice whether it may be run by root.
+#: Makes each MPI use that program and the hosts' network interfaces. Open MPI needs two variables to run as root.
 _LAUNCHING = {
     "HYDRA_LAUNCHER": "ssh",
     "HYDRA_IFACE": "eth0",
@@ -52,14 +52,14 @@ _LAUNCHING = {
 
 
 def reason_to_skip():
-    """Why there can be no hosts here; ``None`` if there can."""
+    """Return why hosts cannot be created here, or ``None`` if they can."""
     if not HAS_MPI:
         return "mpi4py or mpiexec is not installed"
     if os.geteuid():
-        return "only root makes network namespaces"
+        return "network namespaces need root"
     missing = [name for name in ("ip", "nsenter", "setpriv", "tc", "unshare") if shutil.which(name) is None]
     if missing:
-        return f"there is no {missing[0]}"
+        return f"{missing[0]} is not installed"
     name = f"st{os.getpid()}"
     inside = f"mount --make-rprivate / && mount -t tmpfs none /dev/shm && hostname {name} && ip link set lo up"
     tried = (
@@ -67,34 +67,34 @@ def reason_to_skip():
         f"unshare --net --uts --ipc --mount sh -c '{inside} && ip link add {name} type veth peer name {name}x'"
     )
     done = subprocess.run(["sh", "-c", tried], capture_output=True, text=True, check=False, timeout=60)
-    return None if not done.returncode else f"the kernel makes no such hosts: {done.stderr.strip()}"
+    return None if not done.returncode else f"network namespaces cannot be created: {done.stderr.strip()}"
 
 
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL"]
-#: Which device MPICH sends by.
+#: Makes MPICH send by the hosts' network interfaces.
 ENVIRONMENT = {"UCX_NET_DEVICES": "eth0", "UCX_TLS": "tcp,self", "FI_PROVIDER": "tcp"}
 
 
 def sweep():
-    """Take down the bridges of processes that were killed before they could."""
+    """Remove the bridges of processes that were killed before they removed them."""
     for link in json.loads(_ip("-json", "link", "show", "type", "bridge")):
         found = re.fullmatch(r"sb(\d+)[a-z]", link["ifname"])
         if found and not psutil.pid_exists(int(found.group(1))):
             _ip("link", "del", link["ifname"])
 
 
-#: Distinguishes those of one process.
+#: Distinguish the bridges of one process.
 _LETTERS = itertools.cycle(string.ascii_lowercase)
 
 
 class Hosts:
-    """So many hosts, a context manager.
+    """Several simulated hosts, as a context manager.
 
     Parameters
     ----------
     n : int
     ahead : sequence of int, optional
-        Seconds by which the monotonic clock of each is ahead of this machine's.
+        Seconds by which each host's monotonic clock is ahead of this machine's.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class Hosts:
         self._bridge = f"sb{self._tag}"
         self._ahead = ahead
         self._spaces = ["--net", "--uts", "--ipc", "--mount", *(["--time"] if ahead else [])]
-        self._keepers = []  # a process in each host, which keeps its namespaces
+        self._keepers = []  # a process in each host that keeps its namespaces alive
         self._jobs = []
 
     def __enter__(self):
@@ -147,17 +147,17 @@ class Hosts:
         self.inside(name, "ip", "link", "set", "eth0", "up")
 
     def enter(self, name):
-        """What a command begins with that is to run on a host."""
+        """Return the first words of a command line that runs a command on a host."""
         target = (self._folder / name).read_text()
         return ["nsenter", "--target", target, *self._spaces]
 
     def inside(self, name, *command):
-        """Run a command on a host; returns what it printed."""
+        """Run a command on a host, and return its standard output."""
         done = subprocess.run([*self.enter(name), *command], capture_output=True, text=True, timeout=60, check=True)
         return done.stdout
 
     def limit(self, rate):
-        """Let each host send no faster than ``rate``, such as ``"1gbit"``; ``None``: as fast as it goes."""
+        """Limit the rate at which each host sends, such as ``"1gbit"``; ``None`` removes the limit."""
         for name in self.names:
             if rate is not None:
                 bucket = ("tbf", "rate", rate, "burst", "128kb", "latency", "20ms")
@@ -166,7 +166,7 @@ class Hosts:
                 self.inside(name, "tc", "qdisc", "del", "dev", "eth0", "root")
 
     def cut(self, name):
-        """Take a host's line down."""
+        """Set a host's network interface down."""
         self.inside(name, "ip", "link", "set", "eth0", "down")
 
     def drop(self, name):
@@ -174,7 +174,7 @@ class Hosts:
         self._queue("replace", name)
 
     def reconnect(self, name):
-        """Take back `cut` and `drop`."""
+        """Undo `cut` and `drop`."""
         self.inside(name, "ip", "link", "set", "eth0", "up")
         if "blackhole" in self.inside(name, "tc", "qdisc", "show", "dev", "eth0"):
             self._queue("del", name)
@@ -185,21 +185,21 @@ class Hosts:
         self.inside(name, "tc", "qdisc", what, "dev", "eth0", *rest)
 
     def leader(self, name):
-        """The process of a host that speaks MPI."""
+        """Return the node leader's process on a host."""
         return next(one for one in self.processes(name) if one.parent() and "pmi_proxy" in one.parent().name())
 
     def launch(self, per_host=1):
-        """What a command begins with that is to run on all hosts, by the mpiexec of this environment on the first."""
+        """Return the first words of a command line that runs a program on all hosts, by mpiexec on the first host."""
         launcher = ("-launcher", "ssh", "-launcher-exec", str(self._launcher), "-iface", "eth0")
         where = ("-hosts", ",".join(self.names), "-ppn", str(per_host))
         return [*DIES_WITH_US, *self.enter(self.names[0]), str(MPIEXEC), *launcher, *where]
 
     def start(self, *command, per_host=1, **environment):
-        """Start a program on all hosts by `launch`; returns the process."""
+        """Start a program on all hosts by `launch`, and return the process."""
         return self._start([*self.launch(per_host), *command], environment)
 
     def begin(self, name, *command, **environment):
-        """Start a program on one host, from which the launchers of MPI find the others; returns the process."""
+        """Start a program on one host, from which MPI's launchers reach the others, and return the process."""
         shells = {variable: str(self._launcher) for variable in SHELLS}
         return self._start([*DIES_WITH_US, *self.enter(name), *command], {**_LAUNCHING, **shells, **environment})
 
@@ -210,7 +210,7 @@ class Hosts:
         return job
 
     def processes(self, name):
-        """The processes of a host, but for the one that keeps it."""
+        """Return the processes on a host, except the one that keeps its namespaces alive."""
         keeper = int((self._folder / name).read_text())
         own, found = os.readlink(f"/proc/{keeper}/ns/uts"), []
         for pid in psutil.pids():
@@ -220,7 +220,7 @@ class Hosts:
         return found
 
     def left(self):
-        """What programs have left on the hosts: processes, and names in ``/dev/shm``."""
+        """Return descriptions of what programs have left on the hosts: processes, and files in ``/dev/shm``."""
         processes = [f"{name}: {one}" for name in self.names for one in self.processes(name)]
         return processes + [
             f"{name}: {one}" for name in self.names for one in self.inside(name, "ls", "/dev/shm").split()

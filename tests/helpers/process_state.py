@@ -1,4 +1,4 @@
-"""State of processes: the resources that this one holds, its workers, and waiting for conditions."""
+"""State of processes: resources that they hold, workers, and waits for their end."""
 
 import contextlib
 import os
@@ -13,11 +13,11 @@ from scripts import fork_server
 
 from synkhronos._cli.top import find_sessions
 
-_BEGAN = time.time() - 1  # what is older is nothing of these tests
+_BEGAN = time.time() - 1  # older files are not from this test run
 
 
 class ProcessState:
-    """What this process has now: children, shared memory, descriptors, threads."""
+    """Snapshot of this process's resources: children, shared memory, descriptors and threads."""
 
     def __init__(self):
         self.children = {child.pid for child in psutil.Process().children(recursive=True)} - {fork_server.pid}
@@ -31,7 +31,7 @@ class ProcessState:
                 continue
 
     def beyond(self, before):
-        """What is here that was not there `before`: a list of descriptions."""
+        """Return descriptions of the resources that an earlier snapshot does not have."""
         extra = [f"child process {pid}" for pid in sorted(self.children - before.children)]
         extra += [f"/dev/shm/{name}" for name in sorted(self.shared - before.shared)]
         if self.threads > before.threads:
@@ -44,7 +44,7 @@ class ProcessState:
 
 
 def shared_memory_names():
-    """The names that sessions of this process, or of processes that are gone, have left in /dev/shm lately."""
+    """Return new names in /dev/shm that sessions of this process, or of ended processes, have left there."""
     names = set()
     for name in os.listdir("/dev/shm"):
         ours = re.fullmatch(r"(sem\.)?synkhronos-(\d+)-.*", name)
@@ -65,7 +65,7 @@ def _ancestors(pid):
 
 
 def is_running(pid):
-    """Whether a process is there and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -73,18 +73,18 @@ def is_running(pid):
 
 
 def wait_for_end(pids):
-    """Wait until no process of ``pids`` runs any more."""
+    """Wait until all processes of ``pids`` have ended."""
     wait_for(lambda: not any(map(is_running, pids)), lambda: f"the end of processes {[*filter(is_running, pids)]}")
 
 
 def wait_for_a_call(pid=None):
-    """Wait until a rank of the session of a process, this one unless another is named, computes."""
+    """Wait until a rank of a process's session computes; the default is this process."""
     (status,) = [one.status for one in find_sessions() if one.pid == (pid or os.getpid())]
     wait_for(lambda: "computes" in status.look(), "a call")
 
 
 def worker_pids():
-    """The process ids of the workers of this process's session, in the order of their ranks."""
+    """Return the process ids of this process's workers, in ascending order."""
     children = {child.pid for child in psutil.Process().children()} - {fork_server.pid}
     return sorted(filter(is_running, children))
 
@@ -96,29 +96,29 @@ def kill(*pids):
 
 
 def shared_sizes(pid):
-    """The bytes of each segment that a process has mapped."""
+    """Return the size in bytes of each segment that a process has mapped."""
     with open(f"/proc/{pid}/maps") as maps:
         ranges = [line.split()[0].split("-") for line in maps if "/memfd:synkhronos" in line]
     return [int(end, 16) - int(start, 16) for start, end in ranges]
 
 
 def shared_links(pid, kind="fd"):
-    """The links in /proc to segments that a process has open, or mapped (``map_files``, for the superuser)."""
+    """Return the links in /proc to segments that a process has open or, with kind ``map_files`` as root, mapped."""
     links = []
     for name in os.listdir(f"/proc/{pid}/{kind}"):
-        with contextlib.suppress(FileNotFoundError):  # it has been closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
             if os.readlink(f"/proc/{pid}/{kind}/{name}").startswith("/memfd:synkhronos"):
                 links.append(f"/proc/{pid}/{kind}/{name}")
     return links
 
 
 def shared_bytes(pid):
-    """Bytes of the segments that a process has mapped."""
+    """Return the total size in bytes of the segments that a process has mapped."""
     return sum(shared_sizes(pid))
 
 
 def later(seconds, action, *arguments):
-    """Do something after a while, and note when that was."""
+    """Call ``action`` after some seconds in a thread; return a list that receives the time of the call."""
     happened = []
 
     def act():

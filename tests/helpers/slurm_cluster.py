@@ -1,4 +1,4 @@
-"""A Slurm of the hosts' own: its controller on the first of them, a daemon on each."""
+"""A Slurm cluster of simulated hosts, with its controller on the first host and a daemon on each."""
 
 import os
 import shutil
@@ -34,19 +34,19 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 
 
 def what_is_missing():
-    """The first program of Slurm's that is not installed; ``None`` if all are."""
+    """Return the first of Slurm's programs that is not installed, or ``None`` if all are installed."""
     found = os.environ.get("PATH", os.defpath) + ":/usr/sbin"
     programs = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
     return next((program for program in programs if shutil.which(program, path=found) is None), None)
 
 
 def has_pmix():
-    """Whether Debian's Slurm finds the library of PMIx, which it opens by a name that comes with `libpmix-dev`."""
+    """Return whether Debian's Slurm finds PMIx's library, which it opens by a name of the package `libpmix-dev`."""
     return any(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so"))
 
 
 class Slurm:
-    """A context manager.
+    """Start Slurm on some hosts, as a context manager.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Slurm:
     Attributes
     ----------
     environment : dict
-        What Slurm's commands need, to be called on the first host.
+        Environment variables for Slurm's commands, which run on the first host.
     """
 
     def __init__(self, hosts):
@@ -67,7 +67,7 @@ class Slurm:
         first, *_ = self._hosts.names
         (folder / "state").mkdir()
         for name in self._hosts.names:
-            (folder / f"{name}-tmp").mkdir()  # where PMIx has its files
+            (folder / f"{name}-tmp").mkdir()  # for PMIx's files
         (folder / "key").write_bytes(os.urandom(1024))
         (folder / "key").chmod(0o600)
         nodes = [f"NodeName={name} CPUs={os.cpu_count()} State=UNKNOWN\n" for name in self._hosts.names]

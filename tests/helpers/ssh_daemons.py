@@ -1,4 +1,4 @@
-"""A daemon of OpenSSH on each host, and a program that calls ssh with a key for them."""
+"""An OpenSSH daemon on each host, and a program that calls ssh with a key for them."""
 
 import contextlib
 import shutil
@@ -28,13 +28,13 @@ exec ssh -F none -i {folder}/key -o BatchMode=yes -o UserKnownHostsFile={folder}
 
 @contextlib.contextmanager
 def ssh(hosts, within=None):
-    """Gives the path of what launchers call as if it were ssh, which it calls.
+    """Start a daemon on each host within the block; yield the path of a program that launchers call instead of ssh.
 
     Parameters
     ----------
     hosts : Hosts
     within : callable, optional
-        Takes the name of a host, and gives what the command of its daemon begins with. Default: `Hosts.enter`.
+        Takes the name of a host, and returns the first words of the command of its daemon. Default: `Hosts.enter`.
     """
     folder = Path(tempfile.mkdtemp(prefix="synkhronos-ssh-"))
     daemons = []
@@ -44,7 +44,7 @@ def ssh(hosts, within=None):
         client = folder / "ssh"
         client.write_text(_CLIENT.format(folder=folder))
         client.chmod(0o755)
-        Path("/run/sshd").mkdir(exist_ok=True)  # which it wants to be there
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd requires this folder
         for name in hosts.names:
             command = [*DIES_WITH_US, *(within or hosts.enter)(name), SSHD, "-D", "-e", "-f", folder / "settings"]
             with (folder / f"{name}.log").open("w") as log:
