@@ -2,11 +2,11 @@
 
 # ruff: noqa: F401, F403  (its imports are the names that tests use)
 
-import backend_flags  # the engine's flags, before all
+import backend_flags  # sets the backend's flags, so it comes first
 import numpy
 import pytest
 
-import synkhronos  # it patches Theano, which therefore comes after it
+import synkhronos  # patches Theano, so it comes before Theano
 from synkhronos import _backends
 
 assert backend_flags and synkhronos
@@ -31,12 +31,12 @@ else:
 
 
 def theano_only(reason):
-    """Mark tests, or as ``pytestmark`` a module, of what PyTensor has not; the table of engines gives the reason."""
+    """Mark tests, or as ``pytestmark`` a module, that need Theano; the table of backends shows the reason."""
     return pytest.mark.theano_only(reason)
 
 
 def cpp_codes(function, chosen):
-    """The C++ code of each node of a Theano function that is ``chosen(node)``, of which there must be some, by node."""
+    """Return the C++ code of a Theano function's Apply nodes with ``chosen(node)``, by node; fail without any."""
     nodes = [node for node in function.maker.fgraph.toposort() if chosen(node)]
     assert nodes
     graphs = {node: theano.gof.FunctionGraph(node.inputs, node.outputs) for node in nodes}

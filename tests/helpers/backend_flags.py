@@ -1,28 +1,28 @@
-"""Which of several processes that run the tests this is, and the engine's flags; to be imported before the engine."""
+"""Backend flags for tests, and the name of this pytest process; to be imported before the backend."""
 
 import os
 import sys
 
-assert not {"theano", "pytensor"} & sys.modules.keys(), "the engine has been imported, and does not see these flags"
+assert not {"theano", "pytensor"} & sys.modules.keys(), "the backend was imported before these flags were set"
 
-# Users' functions take a slower path where an analysis fails; tests fail.
+# In tests, a failed analysis is an error. For users, it falls back to a slower path.
 os.environ.setdefault("SYNKHRONOS_RAISE_ANALYSIS_ERRORS", "1")
 
-#: ``"gw0"``, ``"gw1"``, …; empty where one process runs them all.
+#: ``"gw0"``, ``"gw1"``, … under pytest-xdist, otherwise empty.
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 
-#: The flag that chooses the folder of compiled code, for programs that must have no other flags. An engine lets one
-#: process at a time compile into a folder, so each process that runs tests has its own.
+#: The flag for the folder of compiled code, for programs that must have no other flags. Only one process at a time
+#: can compile into a folder, so each pytest process has its own.
 FOLDER = "" if WORKER in ("", "gw0") else f"compiledir_format=compiledir_{WORKER}"
 
 if FOLDER:
     for _name in ("THEANO_FLAGS", "PYTENSOR_FLAGS"):
         os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), FOLDER]))
 
-#: Nothing is optimised: that takes a third of the time from a first run, and data of tests are small.
+#: C code is not optimized: this saves a third of the time of a first run, and data in tests are small.
 UNOPTIMIZED = "-O0 -g0"
 
-# PyTensor's C code compiles in seconds where numba takes a minute; tests that are run with both name another linker.
+# PyTensor's C code compiles in seconds, numba takes a minute. Tests of both linkers name the other one.
 for _name, _flag in (
     ("THEANO_FLAGS", f"gcc.cxxflags={UNOPTIMIZED}"),
     ("PYTENSOR_FLAGS", f"gcc__cxxflags={UNOPTIMIZED}"),

@@ -1,4 +1,4 @@
-"""Functions and variables of every kind, and a check of all of them on all ranks."""
+"""Functions and shared variables of every kind, and a check of all of them on all ranks."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ built = {}
 
 
 def build():
-    """Functions of every kind, shared variables of every kind; all ranks as they should be."""
+    """Build functions and shared variables of every kind, and reset the variables on all ranks."""
     if not built:
         x, m = T.dvector("x"), T.dmatrix("m")
         fault, w = theano.shared(np.int64(NOTHING), "fault"), theano.shared(np.zeros(3), "w")
@@ -39,14 +39,14 @@ def build():
 
 
 def restarted(call, *arguments):
-    """The error of a call that has a worker replaced."""
+    """Return the `WorkerRestarted` error that a call raises."""
     with pytest.raises(synk.WorkerRestarted) as caught:
         call(*arguments)
     return caught.value
 
 
 def is_killed(attempt, seconds, chance):
-    """Kill a worker within an attempt that takes so many seconds, or just after it; whether the attempt saw that."""
+    """Kill a worker during or just after ``attempt()``, which takes ``seconds``; return whether the attempt failed."""
     pid = chance.choice(worker_pids())
     killer = threading.Timer(chance.uniform(0, 1.3 * seconds), os.kill, (pid, signal.SIGKILL))
     killer.start()
@@ -62,7 +62,7 @@ def is_killed(attempt, seconds, chance):
 
 
 def check_everything(n_ranks):
-    """Every function in every variant, and every collective, give the right results on every rank."""
+    """Assert that all functions in all variants, and all collectives, return the right results on every rank."""
     f, step, picked, w, rows = (built[name] for name in ("f", "step", "picked", "w", "rows"))
     values = np.arange(22.0).reshape(11, 2)
     assert f(np.ones(10)) == 10

@@ -6,12 +6,12 @@ import time
 
 from backend import theano
 
-#: What `Fault` does: the values of its second input.
+#: Faults: the values of the second input of `Fault`.
 NOTHING, RAISE, SLEEP, KILL, SEGFAULT, EXIT, LEAVE, LONG_SLEEP, RAISE_LATE, SLEEP_THREE = range(10)
 
 
 class Fault(theano.Op):
-    """The identity, but for a scalar that says what should go wrong; give it a shared variable to fail on one rank."""
+    """The identity, with a scalar input that chooses a fault. A shared variable as that input fails on one rank."""
 
     __props__ = ()
 
@@ -53,7 +53,7 @@ class Copy(theano.Op):
 
 
 class Unloadable(Copy):
-    """An op that can be pickled, but not unpickled on a worker while an environment variable says so."""
+    """An op that can be pickled, but not unpickled while a file exists."""
 
     __props__ = ("file",)
 
@@ -67,7 +67,7 @@ class Unloadable(Copy):
 
 
 class Slow(Unloadable):
-    """An op that takes half a second to unpickle, but not in the process that made it."""
+    """An op that takes half a second to unpickle, except in the process that created it."""
 
     __props__ = ("pid", "file")
 
@@ -81,7 +81,7 @@ class Slow(Unloadable):
 
 
 class Hog(Copy):
-    """Computes for long without ever letting go of the interpreter's lock, as Theano's C code does."""
+    """An op that computes for long without releasing the GIL, as Theano's C code does."""
 
     __props__ = ("pid",)
 

@@ -1,4 +1,4 @@
-"""A function that fails on request, and checks of sessions in which it is slow, or that are broken."""
+"""A function that fails on request, and checks of sessions with a slow call and of broken sessions."""
 
 import concurrent.futures
 import contextlib
@@ -17,7 +17,7 @@ built = {}
 
 
 def build():
-    """A function that fails on request, one of nothing, and the variables that they use."""
+    """Build a function that fails on request; return it and the variables that it uses."""
     if "f" not in built:
         x = T.dvector("x")
         fault, big = theano.shared(np.int64(NOTHING), "fault"), theano.shared(np.ones(1), "big")
@@ -31,7 +31,7 @@ def build():
 
 @contextlib.contextmanager
 def slow_call():
-    """Meanwhile another thread is in a call that takes a second; it returns the right result."""
+    """Run a call that takes a second in another thread within the block, and check its result."""
     synk.set_value(1, built["fault"], SLEEP)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         result = pool.submit(built["f"], np.ones(6))
@@ -41,7 +41,7 @@ def slow_call():
 
 
 def assert_broken(pids):
-    """Each call says that the session is broken; `close` returns at once, and nothing is left."""
+    """Assert that each call reports a broken session, and that `close` returns soon and leaves nothing behind."""
     function, fault, big = built["f"], built["fault"], built["big"]
     for call in (
         lambda: function(np.ones(6)),

@@ -1,11 +1,11 @@
-"""PyTensor under the names that Theano's users write, as far as tests write them."""
+"""PyTensor under Theano's names, as far as tests use them."""
 
 import warnings
 from types import SimpleNamespace
 
 import numpy as np
 import pytensor
-import pytensor.link.c.cvm  # before a test sets cxx="", which would leave the process without this virtual machine
+import pytensor.link.c.cvm  # a later import, after a test sets cxx="", would fail
 import pytensor.raise_op
 import pytensor.sparse
 import pytensor.tensor as pt
@@ -21,7 +21,7 @@ from pytensor.tensor.random.utils import RandomStream
 
 
 class Names:
-    """Some names of one's own, and those of a module, as they are at the time."""
+    """A namespace of its own names, and the current names of a module."""
 
     def __init__(self, module, **own):
         self.__dict__.update(own)
@@ -32,7 +32,7 @@ class Names:
 
 
 class Op(pytensor.graph.Op):
-    """An operation whose gradient is written in Theano's way."""
+    """An operation with Theano's method ``grad``."""
 
     def pullback(self, inputs, outputs, gradients):
         return self.grad(inputs, gradients)
@@ -49,7 +49,7 @@ def clone(output, replace=None, share_inputs=True):
 
 
 def with_updates(function):
-    """Of a loop, its outputs and updates; PyTensor warns of the latter."""
+    """Suppress the warning about updates that PyTensor's loops return."""
 
     def loop(*arguments, **options):
         with warnings.catch_warnings():
@@ -60,7 +60,7 @@ def with_updates(function):
 
 
 class RandomStreams:
-    """Streams whose methods take sizes first, and dtypes."""
+    """Random streams whose methods have Theano's arguments: the size first, and dtypes."""
 
     def __init__(self, seed=None):
         with warnings.catch_warnings():
@@ -80,7 +80,7 @@ class RandomStreams:
         return self._streams.binomial(n, p, size=size).astype(dtype)
 
 
-#: There is one kind of streams.
+#: PyTensor has one kind of random streams.
 MRG_RandomStreams = RandomStreams
 
 
@@ -88,7 +88,7 @@ random_state = np.random.default_rng
 
 
 def uniform(state, size, ndim=None):
-    """The next state, and numbers."""
+    """Return the next state, and random numbers."""
     return pt.random.uniform(size=size, rng=state).owner.outputs
 
 
@@ -126,7 +126,7 @@ def gradients_of(loss, params):
 
 
 def adam(loss, params, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8):
-    """Kingma and Ba, Adam, algorithm 1, in the form in which the step is corrected."""
+    """Return Adam's updates (Kingma and Ba, algorithm 1), with the bias correction in the step size."""
     count = pytensor.shared(pt.as_tensor(0, dtype=pytensor.config.floatX).data)
     updates = {count: count + 1}
     step = learning_rate * pt.sqrt(1 - beta2 ** (count + 1)) / (1 - beta1 ** (count + 1))
@@ -152,7 +152,7 @@ def total_norm_constraint(tensors, limit, epsilon=1e-7):
     return [tensor * (pt.clip(norm, 0, limit) / (norm + epsilon)) for tensor in tensors]
 
 
-#: What tests take of Lasagne that is no layer.
+#: The part of Lasagne that tests use, without layers.
 lasagne = SimpleNamespace(
     updates=SimpleNamespace(adam=adam, momentum=momentum, total_norm_constraint=total_norm_constraint)
 )
@@ -165,7 +165,7 @@ def batched_dot(a, b):
 
 
 def typed(name):
-    """A function that makes a variable of so many dimensions; it takes its name, and its dtype."""
+    """Return a constructor of variables, such as ``matrix``, that takes the name and the dtype by position."""
     return lambda label=None, dtype=None: getattr(pt, name)(label, dtype=dtype)
 
 
