@@ -1,13 +1,13 @@
 """Run the tests module by module while a busy loop occupies each core: `make busy`.
 
-Three rounds run all modules, seven more those of `REPEATED`. The results are lines of a file, so that a run that was
-interrupted continues with the next module:
+Three rounds run all modules, and seven more rounds those of `REPEATED`. Each result is a line of a file, so an
+interrupted run continues with the next module:
 
     python tests/helpers/busy_rounds.py FOLDER [SECONDS [JOBS]]
 
-The folder gets ``results.jsonl``, and the output of each module that failed; remove it to begin again. No module begins
-after SECONDS. JOBS modules run at the same time. The exit status is 0 if all rounds have passed, 1 if a test failed,
-and 3 if modules are left.
+The folder receives ``results.jsonl`` and the output of each failed module; remove it to start over. No module starts
+after SECONDS. JOBS modules run at the same time. The exit status is 0 if all rounds passed, 1 if a test failed,
+and 3 if modules remain.
 """
 
 import concurrent.futures
@@ -40,7 +40,7 @@ def planned():
 
 @contextlib.contextmanager
 def busy_cores():
-    """Keep each core busy; the loops end with this process, too."""
+    """Keep each core busy. The loops also end if this process ends."""
     loops = [subprocess.Popen([sys.executable, "-S", "-c", _OCCUPY]) for _ in os.sched_getaffinity(0)]
     try:
         yield

@@ -1,7 +1,7 @@
-"""Fake CUDA libraries, built by the C compiler; they export what tests ask for versions and devices.
+"""Fake CUDA libraries, built by the C compiler; they export the functions that return versions and devices.
 
-They lie where drivers, wheels, toolkits and conda put NVIDIA's. In tests of complete commands they are of CUDA 9, so
-that none of a machine with a real GPU suits.
+They are placed where drivers, wheels, toolkits and conda install NVIDIA's. In tests of complete commands they claim to
+be CUDA 9, so that no library of a machine with a real GPU fits them.
 """
 
 import os
@@ -46,7 +46,7 @@ SOURCES = {
 
 
 def build(path, source, *options, **macros):
-    """Compile a library to this path; returns the path."""
+    """Compile a library to a path, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     defined = [f"-D{name}={value}" for name, value in macros.items()]
     command = [CC, "-shared", "-fPIC", "-w", f"-Wl,-soname,{path.name}", *defined, "-x", "c", "-", "-o", str(path)]
@@ -55,7 +55,7 @@ def build(path, source, *options, **macros):
 
 
 def build_driver(folder, number=9010, capability=70, fails=0, crash=0):
-    """A driver's library, as NVIDIA installs it; returns the file."""
+    """Build a driver's library as NVIDIA installs it, and return its path."""
     macros = {"NUMBER": number, "CAPABILITY": capability, "FAILS": fails, "CRASH": crash}
     file = build(folder / "libcuda.so.390.157", SOURCES["cuda"], **macros)
     (folder / "libcuda.so.1").symlink_to(file.name)
@@ -63,21 +63,21 @@ def build_driver(folder, number=9010, capability=70, fails=0, crash=0):
 
 
 def build_nvrtc(folder, major, minor, architectures="50, 60, 70, 90"):
-    """NVRTC next to its builtins, as in NVIDIA's wheels."""
+    """Build NVRTC next to its builtins, as in NVIDIA's wheels."""
     build(folder / f"libnvrtc-builtins.so.{major}.{minor}", "int builtins;")
     macros = {"MAJOR": major, "MINOR": minor, "ARCHITECTURES": architectures}
     return build(folder / f"libnvrtc.so.{major}", SOURCES["nvrtc"], **macros)
 
 
 def build_cublas(folder, major, minor):
-    """cuBLAS, which needs cuBLASLt from its own folder, as in NVIDIA's wheels."""
+    """Build cuBLAS, which loads cuBLASLt from its own folder, as in NVIDIA's wheels."""
     lt = build(folder / f"libcublasLt.so.{major}", "int cublasLtIsThere(void) { return 1; }")
     origin = ["-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags"]
     return build(folder / f"libcublas.so.{major}", SOURCES["cublas"], str(lt), *origin, MAJOR=major, MINOR=minor)
 
 
 def build_wheels(site, cuda=(9, 1), nccl=990203, cudnn=None):
-    """NVIDIA's wheels, installed in this folder."""
+    """Build NVIDIA's wheels, installed in the folder ``site``."""
     build_nvrtc(site / "nvidia" / "cuda_nvrtc" / "lib", *cuda)
     build_cublas(site / "nvidia" / "cublas" / "lib", *cuda)
     build(site / "nvidia" / "nccl" / "lib" / "libnccl.so.2", SOURCES["nccl"], NUMBER=nccl)
@@ -87,7 +87,7 @@ def build_wheels(site, cuda=(9, 1), nccl=990203, cudnn=None):
 
 
 def build_cache(path, *folders):
-    """A cache of the loader, made by ldconfig, that knows these folders; returns its path."""
+    """Build a loader cache of some folders by ldconfig, and return its path."""
     if not os.access("/sbin/ldconfig", os.X_OK):
         pytest.skip("there is no ldconfig here")
     configuration = path.with_suffix(".conf")

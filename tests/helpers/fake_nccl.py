@@ -1,9 +1,9 @@
-"""A stand-in for `pygpu.collectives` where there is no NCCL: NCCL's rules on device arrays of any kind.
+"""A stand-in for `pygpu.collectives` without NCCL: NCCL's rules on device arrays of any kind.
 
-It takes the dtypes and ops that NCCL takes through pygpu, C-contiguous arrays, and no more than `MAX_ELEMENTS` of them
-(NCCL itself would not notice a wrong layout: here it is an error). Ranks that do not call the same collective with the
-same number of elements would hang in NCCL: here that is an error, too. As in NCCL, a rank whose peer is dead waits for
-ever, until `abort` is called.
+It accepts the dtypes and ops that NCCL accepts through pygpu, and C-contiguous arrays of at most `MAX_ELEMENTS`. It
+raises errors where NCCL does not: for another memory layout, which NCCL does not detect, and for ranks that call
+different collectives or pass different numbers of elements, which hang in NCCL. As in NCCL, a rank whose peer is dead
+waits until `abort` is called.
 """
 
 import mmap
@@ -16,21 +16,21 @@ import numpy as np
 DTYPES = ("int8", "int32", "int64", "uint64", "float16", "float32", "float64")
 OPS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 MAX_ELEMENTS = 50
-LANE = 8 * 1024
+BUFFER_BYTES = 8 * 1024
 ID_BYTES = 128
 
-#: What a rank does before its next collective, for tests of failures: ``{rank: function}``.
+#: Functions that a rank calls before its next collective, for tests of failures: ``{rank: function}``.
 before = {}
-#: How many collectives of each kind this rank has done.
+#: Number of collectives of each kind that this rank has executed.
 done = {}
 
 
 class Aborted(Exception):
-    """What a collective ends in after `abort`."""
+    """Raised by a collective after `abort`."""
 
 
 class GpuCommCliqueId:
-    """Names the ranks that belong together; here by a file in which they meet."""
+    """Identifier of a communicator: the path of the file that its ranks map."""
 
     def __init__(self, context=None, comm_id=None):
         if comm_id is None:
@@ -43,17 +43,17 @@ class GpuCommCliqueId:
 
 
 class GpuComm:
-    """One rank's communicator."""
+    """The communicator of one rank."""
 
     def __init__(self, cid, ndev, rank):
         self.count, self.rank, self.aborted = ndev, rank, False
         path = bytes(cid.comm_id).rstrip(b"\0").decode()
         with open(path, "r+b") as file:
-            file.truncate(4096 + ndev * LANE)
+            file.truncate(4096 + ndev * BUFFER_BYTES)
             self._map = mmap.mmap(file.fileno(), 0)
         counters = np.frombuffer(self._map, np.int64, 2 * ndev)
         self._arrived, self._calls = counters[:ndev], counters[ndev:]
-        self._lanes = np.frombuffer(self._map, np.uint8, ndev * LANE, offset=4096).reshape(ndev, LANE)
+        self._buffers = np.frombuffer(self._map, np.uint8, ndev * BUFFER_BYTES, offset=4096).reshape(ndev, BUFFER_BYTES)
         self._meet()
         if rank == 0:
             os.unlink(path)
@@ -67,7 +67,7 @@ class GpuComm:
             time.sleep(0.0005)
 
     def _exchange(self, kind, src, op="sum"):
-        """All ranks' arrays, in rank order."""
+        """Return the arrays of all ranks, in rank order."""
         if self.rank in before:
             before.pop(self.rank)()
         if op not in OPS:
@@ -76,10 +76,10 @@ class GpuComm:
         done[kind] = done.get(kind, 0) + 1
         value = np.asarray(src)
         self._calls[self.rank] = hash((kind, op, value.size, value.dtype.num))
-        self._lanes[self.rank, : value.nbytes] = np.frombuffer(value.tobytes(), np.uint8)
+        self._buffers[self.rank, : value.nbytes] = np.frombuffer(value.tobytes(), np.uint8)
         self._meet()
         assert len(set(self._calls.tolist())) == 1, "the ranks are in different collectives: NCCL would hang"
-        values = [lane[: value.nbytes].view(value.dtype).reshape(value.shape).copy() for lane in self._lanes]
+        values = [buffer[: value.nbytes].view(value.dtype).reshape(value.shape).copy() for buffer in self._buffers]
         self._meet()
         return values
 
@@ -116,7 +116,7 @@ class GpuComm:
 
 
 def abort(comm):
-    """End what the communicator waits for."""
+    """Abort the collective that a communicator is waiting in."""
     comm.aborted = True
 
 
@@ -128,7 +128,7 @@ def _reduce(values, op):
 
 
 def install():
-    """Have synkhronos, in this process and those forked from it, take this for NCCL."""
+    """Make synkhronos use this module as NCCL, in this process and those forked from it."""
     import pygpu.collectives
 
     from synkhronos._collectives import nccl

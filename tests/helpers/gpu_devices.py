@@ -6,7 +6,7 @@ from synkhronos._session.devices import _list_gpus
 
 
 def gpus(kind):
-    """The names of the GPUs of a kind, ``"cuda"`` or ``"opencl"``; without any the test is skipped."""
+    """Return the names of the GPUs of a kind, ``"cuda"`` or ``"opencl"``, or skip the test if there are none."""
     names = _list_gpus(kind)
     if isinstance(names, str):
         pytest.skip(names)

@@ -1,6 +1,6 @@
-"""Print how much of the lines and branches tests have run, and which modules are left out; fail under 93 % of lines.
+"""Print the coverage of lines and branches, and the modules left out; fail below 93 % of lines.
 
-`make coverage` combines the data of all processes first.
+`make coverage` runs this program after it has combined the data of all processes.
 """
 
 import contextlib
