@@ -1,4 +1,4 @@
-"""Loops, of which all ranks execute the same step before the next one begins: a Scan, as its documentation has it."""
+"""Simulation of a Scan on several ranks in lockstep: all ranks execute a step before the next one begins."""
 
 import numpy as np
 
@@ -6,20 +6,20 @@ from synkhronos._backends import ops
 
 
 def scan(node, given, evaluate):
-    """What a Scan gives on each rank.
+    """Compute the outputs of a Scan on each rank.
 
     Parameters
     ----------
     node : Apply
     given : list of list
-        For each rank the values of the node's inputs.
+        The values of the node's inputs, for each rank.
     evaluate : callable
-        Of some outputs and values of inputs, with an entry for each rank, it makes those of all variables.
+        ``evaluate(outputs, values)`` returns the values of all variables. Values have an entry for each rank.
 
     Returns
     -------
     list of list
-        For each rank the values of the node's outputs.
+        The values of the node's outputs, for each rank.
     """
     op, ranks = node.op, range(len(given))
     slices = op.info if hasattr(op.info, "tap_array") else op
@@ -73,11 +73,11 @@ def scan(node, given, evaluate):
 
 
 def _stacked(results):
-    """An array of the results of steps, with zeros where there was no step."""
+    """Stack the results of steps, with zeros for steps that were not executed."""
     return np.array([np.zeros_like(results[0]) if result is None else result for result in results])
 
 
 def _trimmed(value, n_written, n_left):
-    """With zeros where nothing was written, and without what was left out by an early end."""
+    """Set elements that were not written to zero, and cut off the steps that an early end left out."""
     value[n_written:] = 0
     return value[: len(value) - n_left] if n_left and len(value) > n_written else value

@@ -4,18 +4,18 @@ from backend import RandomStreams, T, ifelse, pool_2d, theano
 
 
 def positive(x):
-    """Whether numbers are greater than 0, and than what rounding makes of it, which depends on the order of sums."""
+    """Return whether numbers are positive, beyond rounding errors, which depend on the order of sums."""
     return T.gt(x, 0.1)
 
 
 class Arithmetic:
-    """Each method gives a variable made of those of the ``pool``, or nothing."""
+    """Steps of `random_programs.Program`; each computes a variable from those of the ``pool``, or returns None."""
 
     def do_unary(self):
         return self.pick(UNARY)(self.one())
 
     def alike(self, a):
-        """A variable that can be combined with another one element by element."""
+        """Pick a variable that can be combined with ``a`` element by element."""
 
         def fits(b):
             axes = zip(self.values[a].shape, self.values[b].shape, a.broadcastable, b.broadcastable)

@@ -1,10 +1,10 @@
-"""Loops of random programs: steps over a first axis, with a state that is computed again, added to, or both."""
+"""Loops of random programs over a first axis, whose state is recomputed, accumulated or both."""
 
 from backend import T, theano
 
 
 class Loops:
-    """Steps of `random_programs.Program` that are loops."""
+    """Loops among the steps of `random_programs.Program`."""
 
     def do_loop(self):
         pick = self.random.choice

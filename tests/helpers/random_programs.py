@@ -1,11 +1,11 @@
-"""Random programs, divided by their rows: every value on every rank is the serial program's.
+"""Check random programs, divided by rows: every value on every rank equals the serial program's value.
 
-Lengths are few and alike (as many rows as features, say), so that what is laid out wrongly has a right shape. Values
-are small integers, so that sums are exact, and comparisons come out the same in whatever order numbers are added.
+Axes have few distinct lengths, often equal to the number of rows, so that an array placed wrongly has the right shape.
+Values are small integers, so that sums are exact, and comparisons do not depend on the order of additions.
 
     python tests/helpers/random_programs.py 10000 [SEED]
 
-tries so many, and counts what was gathered, and how often.
+This command checks 10,000 programs, and prints how often and why arrays were gathered.
 """
 
 import collections
@@ -23,12 +23,12 @@ from random_loops import Loops
 from random_shapes import Moves
 from simulated_ranks import SENSELESS, check, evaluate
 
-#: What Theano raises for a program that makes no sense.
+#: Errors that Theano raises for an invalid program.
 WRONG = (*SENSELESS, AttributeError, MemoryError)
 
 
 class Program(Arithmetic, Moves, Loops):
-    """A random program of some steps, each of what was computed before."""
+    """A random program; each step uses variables of earlier steps."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -59,7 +59,7 @@ class Program(Arithmetic, Moves, Loops):
             self.keep(variable)
 
     def keep(self, variable):
-        """Enter a variable that the serial program can compute; others are forgotten."""
+        """Add a variable to the pool if the serial program can compute it and its values are moderate."""
         known = {one: [value] for one, value in {**self.given, **self.values}.items()}
         try:
             with np.errstate(all="ignore"):
@@ -69,13 +69,13 @@ class Program(Arithmetic, Moves, Loops):
         value = np.asarray(value)
         if value.size > 2000 or not np.isfinite(value).all() or np.abs(value).max(initial=0) > 1e6:
             return
-        # Theano takes a part of a Split for a row, whatever its length.
+        # Theano declares a part of a Split broadcastable, whatever its length.
         if all(length == 1 or not fixed for length, fixed in zip(value.shape, variable.broadcastable)):
             self.values[variable] = value
             self.pool.append(variable)
 
     def floats(self, *ndims):
-        """What there is of float64, with so many axes if numbers of axes are given."""
+        """Return the float64 variables of the pool, optionally only those with certain numbers of axes."""
         return [one for one in self.pool if one.dtype == "float64" and (not ndims or one.ndim in ndims)]
 
     def one(self, *ndims):
@@ -83,7 +83,7 @@ class Program(Arithmetic, Moves, Loops):
         return self.pick(found[-8:] + found[:3] if self.random.random() < 0.8 else found) if found else None
 
     def number(self):
-        """A number made of shapes, or a constant."""
+        """Pick a number computed from shapes, or a constant."""
         n = self.pick(self.numbers)
         of_shapes = [n, n, n, n * 2, n + 1, n // 2, n - 1]
         return self.pick([*of_shapes, 1, 2, 3, self.n_rows, n * self.pick(self.numbers), T.as_tensor_variable(n)])
@@ -113,7 +113,7 @@ class Program(Arithmetic, Moves, Loops):
 
 
 def run(seed, n_steps):
-    """Check one program; returns what is gathered of it, or nothing if it makes no sense, or is refused."""
+    """Check one program; return its gathered nodes, or None if it is invalid or refused."""
     program = Program(seed)
     ranks = random.Random(seed).sample((1, 2, 3, 5), 2)
     with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -132,7 +132,7 @@ def run(seed, n_steps):
 
 
 def main(n_programs, first):
-    """Check many programs, of seeds from the first on; returns the number of those that disagree."""
+    """Check programs with consecutive seeds; return the number of those that disagree."""
     reasons, n_made, n_gathering, wrong = collections.Counter(), 0, 0, []
     started = time.monotonic()
     print(f"{n_programs} random programs from seed {first} on", flush=True)

@@ -1,11 +1,11 @@
-"""Steps of random programs: other shapes, other orders, some rows."""
+"""Steps of random programs: reshapes, permutations and indices."""
 
 from backend import T
 from random_arithmetic import positive
 
 
 class Moves:
-    """Each method gives a variable made of those of the ``pool``, or nothing."""
+    """Steps of `random_programs.Program`; each computes a variable from those of the ``pool``, or returns None."""
 
     def do_dimshuffle(self):
         x = self.one()

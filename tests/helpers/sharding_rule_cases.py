@@ -18,7 +18,7 @@ def _exists(kind):
 
 
 class Family:
-    """Cases of some operations, each of which has a rule that is applied in some of them."""
+    """Cases of related operations. The rule of each operation is applied in at least one case."""
 
     def __init__(self, name, kinds, make):
         self.name, self._make = name, make
@@ -33,7 +33,7 @@ class Family:
 
 
 def family(name, *kinds):
-    """Enter a function that gives the cases of some operations, if the backend has one of these."""
+    """Register a function that yields the cases of some operations, if the backend has one of them."""
 
     def enter(make):
         made = Family(name, kinds, make)
@@ -45,14 +45,14 @@ def family(name, *kinds):
 
 
 def patterns(n):
-    """Labels of two inputs with n axes: of each axis both have it, or the first one alone, or the second one."""
+    """Yield labels of two inputs with n axes, each of which is broadcast along no axis or in one of the inputs."""
     for kinds in itertools.product("=<>", repeat=n):
         pairs = [{"=": (x, x), "<": (x, "1"), ">": ("1", x)}[kind] for x, kind in zip("abcd", kinds)]
         yield " ".join("".join(each) or "." for each in zip(*pairs)) if n else ". ."
 
 
 def subsets(n):
-    """Some of n axes, and all of them."""
+    """Return None, for all axes, and each non-empty subset of n axes."""
     return [None, *(axes for k in range(1, n + 1) for axes in itertools.combinations(range(n), k))]
 
 
@@ -86,7 +86,7 @@ def _shuffles():
             yield Case(LABELS[n - 1], lambda x, orders=orders: [x.dimshuffle(one) for one in orders])
     yield Case("a1", lambda x: [x.dimshuffle(0), x.dimshuffle(1, 0), x.dimshuffle("x", 0, 1)])
     yield Case("1ab", lambda x: [x.dimshuffle(2, 1), x.dimshuffle(1, "x", 2)])
-    if not on_theano:  # axes that turn out to have length 1
+    if not on_theano:  # length 1 is known only at run time
         yield Case("ua", lambda x: x.dimshuffle(1))
         yield Case("ab", lambda x: x.dimshuffle(1))
         yield Case("au", lambda x: x.dimshuffle(0, "x"))
@@ -143,7 +143,7 @@ def _reductions():
             yield Case(labels, lambda x, more=more: [one(x) for one in more])
     yield Case("a1b", lambda x: [x.sum(1), x.sum((0, 1)), x.max(2), x.sum(0, keepdims=True)])
     if not on_theano:
-        yield Case(". a", lambda x, y: [x.sum(0) * y, x.max(-1) + y])  # a number has an axis there
+        yield Case(". a", lambda x, y: [x.sum(0) * y, x.max(-1) + y])  # PyTensor reduces numbers along axis 0
 
 
 @family("places of maxima", ops.Argmax, ops.MaxAndArgmax)
@@ -220,7 +220,7 @@ def _changed():
 
 
 def _kept(labels, index):
-    """The labels of what an index takes, of lengths that are left as they are; others are not given."""
+    """Return the labels of an indexed array; ``"1"`` for axes that the index changes."""
     index = index if isinstance(index, tuple) else (index,)
     entries = [*index, *[slice(None)] * (len(labels) - len(index))]
     kept = [(label, one) for label, one in zip(labels, entries) if isinstance(one, slice)]
@@ -228,7 +228,7 @@ def _kept(labels, index):
 
 
 POINTS = [
-    # of an array and indices: how they are put together
+    # labels of an array and of index arrays, kinds, and the operation
     ("ab c", "fi", lambda x, i: [x[i], x[:, i]]),
     ("ab cd", "fi", lambda x, i: [x[i], x[:, i]]),
     ("ab c1", "fi", lambda x, i: [x[i]]),

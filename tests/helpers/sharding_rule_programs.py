@@ -1,13 +1,13 @@
-"""Small graphs for each operation with a sharding rule: values and shapes on ranks are those of the serial program.
+"""Check sharding rules on small graphs: values and shapes on ranks equal those of the serial program.
 
-A `Case` is an operation on inputs whose axes have labels, as in `numpy.einsum`; axes of one label are equally long. It
-is divided once for each way to lay rows on one input or on a pair of them: along an axis, as part of a longer axis, or
-summed over. `tests/helpers/sharding_rule_cases.py` has the cases of each operation.
+A `Case` is an operation on inputs whose axes have labels, as in `numpy.einsum`; axes with equal labels have equal
+lengths. It is divided once for each way to shard one input or a pair of them: rows lie along an axis, or are part of a
+longer axis, or are summed over. `tests/helpers/sharding_rule_cases.py` has the cases of each operation.
 
     python tests/helpers/sharding_rule_programs.py [SHARE [FAMILY ...]]
 
-runs all of them, or a share (such as 0.1), of all families or of some. With ``SYNKHRONOS_CHECK_SHARDING=1`` each node
-also checks its shape.
+This command checks all programs, or a share of them (such as 0.1), of all families or of some. With
+``SYNKHRONOS_CHECK_SHARDING=1``, each Apply node also checks its shape.
 """
 
 import collections
@@ -28,7 +28,7 @@ from synkhronos._sharding.placements import Replicate, Shard
 from synkhronos._sharding.rules import REPLICATED_RULES, RULES
 
 N_ROWS = 5
-#: Lengths of axes by their labels: upper-case ones are those of operations that need a certain length.
+#: Lengths of axes by label. Upper-case labels are for operations that need a certain length.
 LENGTHS = {"a": 2, "b": 3, "c": 4, "d": 6, "e": 2, "X": 6, "Y": 7, "K": 2, "u": 1, "1": 1}
 
 _DTYPES = {"f": "float64", "p": "float64", "s": "float32", "i": "int64", "q": "int64", "y": "int32", "B": "bool"}
@@ -40,14 +40,14 @@ class Case:
     Parameters
     ----------
     labels : str
-        Of each input's axes, apart by blanks; ``"1"`` is a broadcastable axis, ``"."`` an input without axes.
+        Labels of each input's axes, separated by blanks: ``"1"`` for a broadcastable axis, ``"."`` without axes.
     build : callable
-        Of the inputs it makes an output, or several.
+        Takes the inputs, and returns an output or a list of outputs.
     kinds : str
-        Of each input's values: ``f`` floats, ``p`` positive ones, ``s`` float32, ``i`` indices, ``q`` integers, ``y``
-        classes, ``B`` bools. By default floats.
+        Kind of each input's values: ``f`` floats, ``p`` positive floats, ``s`` float32, ``i`` indices, ``q`` integers,
+        ``y`` classes, ``B`` bools. By default floats.
     thorough : bool
-        Whether rows also lie inside of longer axes, and are summed over.
+        Whether rows are also parts of longer axes, and summed over.
     """
 
     def __init__(self, labels, build, kinds="", thorough=None):
@@ -58,7 +58,7 @@ class Case:
         self.family = ""
 
     def placements(self):
-        """Each way to lay rows on one input or on two: a dict from places of inputs to (how, axis)."""
+        """Yield each way to shard one input or two: a dict from an input's position to ``(how, axis)``."""
         options = []
         for labels in self.labels:
             axes = [axis for axis, label in enumerate(labels) if label not in "1u"]
@@ -70,14 +70,14 @@ class Case:
             yield from ({i: one, j: other} for one, other in itertools.product(options[i], options[j]))
 
     def ways(self):
-        """The placements, each with distinct lengths of the other axes, and with lengths that are all alike."""
+        """Yield each placement with distinct lengths of the other axes, and with equal lengths."""
         for placement in self.placements():
             yield placement, False
             if all(how == "rows" for how, _ in placement.values()):
                 yield placement, True
 
     def lengths(self, placement, alike):
-        """The lengths of labels; ``None`` where rows would have two. ``alike``: all others are as many as the rows."""
+        """Return lengths by label, or None if they conflict. With ``alike``, other axes have `N_ROWS`, too."""
         found = {}
         for i, (how, axis) in placement.items():
             if axis is not None:
@@ -89,7 +89,7 @@ class Case:
 
 
 class Program:
-    """A case with rows laid in one way: a graph, values of its inputs, and which of these are divided."""
+    """A case with one placement: its graph, the values of its inputs, and the axes of sharded inputs."""
 
     def __init__(self, case, placement, alike=False):
         self.case, self.placement, self.alike = case, placement, alike
@@ -126,7 +126,7 @@ class Program:
         return self._new(kind, shape, ones, axis if how else None, name)
 
     def _new(self, kind, shape, ones, axis, name):
-        """An input variable, with its value."""
+        """Create an input variable, and draw its value."""
         dtype = _DTYPES[kind]
         lengths = ones if on_theano else tuple(1 if one else None for one in ones)
         variable = T.TensorType(dtype, lengths)(name)
@@ -134,7 +134,7 @@ class Program:
             value = self.rng.integers(0, 2, shape)
         elif kind in "qB":
             value = self.rng.integers(-3, 4, shape) if kind == "q" else self.rng.integers(0, 2, shape)
-        elif kind == "s":  # whose sums are exact, also where they are computed in float64
+        elif kind == "s":  # sums are exact in float32 and float64
             value = self.rng.integers(-8, 9, shape) / 4
         else:
             value = self.rng.normal(size=shape)
@@ -144,7 +144,7 @@ class Program:
         return variable
 
     def check(self, ranks=(1, 2, 3), checks_shapes=False):
-        """Compare what ranks compute with the serial program; returns the walk, or nothing if that makes no sense."""
+        """Compare results on ranks with the serial program; return the propagation, or None for an invalid program."""
         given = {variable: [value] for variable, value in self.given.items()}
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -160,7 +160,7 @@ class Program:
 
 
 def programs(cases, share=1.0, seed=0):
-    """All programs of some cases, or a random share of them, but a dozen at least, and then the others."""
+    """Yield a random share of at least 12 programs, as ``(True, program)``, then others as ``(False, program)``."""
     every = [(case, placement, alike) for case in cases for placement, alike in case.ways()]
     random.Random(seed).shuffle(every)
     n_asked = len(every) if share >= 1 else max(12, int(len(every) * share))
@@ -169,7 +169,7 @@ def programs(cases, share=1.0, seed=0):
 
 
 def _made(case, placement, alike):
-    """A program; nothing where the engine cannot build it, or rows would have two lengths."""
+    """Return a program, or None if the backend cannot build it or lengths conflict."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -180,13 +180,13 @@ def _made(case, placement, alike):
 
 
 class Applied:
-    """Which rules were applied: to how many nodes of each kind they gave placements, and to how many a reason."""
+    """Counts of Apply nodes by operation: divided by their rule, or gathered for a reason."""
 
     def __init__(self):
         self.divided, self.gathered, self.compared = collections.Counter(), collections.Counter(), 0
 
     def note(self, walk):
-        """Count the nodes of a divided graph."""
+        """Count the Apply nodes of a divided graph."""
         self.compared += 1
         reasons = {node for node, _ in walk.gathered}
         seen = set()
@@ -195,16 +195,16 @@ class Applied:
             if node is None or node in seen or not all(map(walk.knows, node.inputs)):
                 continue
             seen.add(node)
-            is_whole = all(isinstance(walk.placement(one), Replicate) for one in node.inputs)
+            is_replicated = all(isinstance(walk.placement(one), Replicate) for one in node.inputs)
             if node in reasons:
                 self.gathered[type(node.op)] += 1
-            elif type(node.op) in (REPLICATED_RULES if is_whole else RULES):
+            elif type(node.op) in (REPLICATED_RULES if is_replicated else RULES):
                 made = [walk.placement(one) for one in node.outputs if isinstance(one.type, TensorType)]
-                self.divided[type(node.op)] += not is_whole or any(isinstance(one, Shard) for one in made)
+                self.divided[type(node.op)] += not is_replicated or any(isinstance(one, Shard) for one in made)
 
 
 def run(family, share=1.0, seed=0, each=Program.check):
-    """Check a share of a family's programs, and more until each of its rules was applied.
+    """Check a share of a family's programs, and further ones until each of its rules has been applied.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def run(family, share=1.0, seed=0, each=Program.check):
     share : float
     seed : int
     each : callable
-        What checks a program, and returns its walk.
+        Checks a program, and returns its propagation or None.
 
     Returns
     -------
@@ -234,7 +234,7 @@ def run(family, share=1.0, seed=0, each=Program.check):
 
 
 def main(share, names):
-    """Run a share of the programs of some families, or of all; returns how many are wrong."""
+    """Check a share of the programs of some families, or of all; return the number of wrong programs."""
     from sharding_rule_cases import FAMILIES
 
     n_wrong, total, started = 0, 0, time.monotonic()

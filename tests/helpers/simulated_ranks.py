@@ -1,8 +1,8 @@
-"""Divided graphs without processes: every rank's values, node by node, each compared with the serial program's.
+"""Simulation of divided graphs without processes: each value on each rank is compared with the serial program's.
 
-Nothing is compiled and nothing optimised: each node of the user's graph and of the divided one is performed in Python,
-the latter for each rank in turn, and a collective sees what all ranks have. So each variable of the user's graph can be
-compared with what its placement says of its twin.
+Nothing is compiled or optimized. Each Apply node of the user's graph and of the divided graph is executed in Python,
+the latter for each rank in turn, and a collective takes the values of all ranks. So each variable of the user's graph
+can be compared with its counterpart in the divided graph, according to the counterpart's placement.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from synkhronos._sharding.propagate import Propagation
 from synkhronos._sharding.rank_ops import CollectiveBuilders
 from synkhronos._sharding.rules import REPLICATED_RULES, RULES
 
-if on_theano:  # which looks for some functions where an earlier SciPy had them
+if on_theano:  # Theano looks for some functions where an earlier SciPy had them
     from scipy.signal import _signaltools, _sigtools
     from theano.tensor.nnet import abstract_conv as conv
 
@@ -28,17 +28,17 @@ if on_theano:  # which looks for some functions where an earlier SciPy had them
     conv._valfrommode, conv._bvalfromboundary = _signaltools._valfrommode, _signaltools._bvalfromboundary
     conv._convolve2d, conv.convolve = _sigtools._convolve2d, _signaltools.convolve
 
-#: Operations that are compiled, rather than performed in Python.
+#: Operations that are compiled instead of executed in Python.
 COMPILED = (ops.Scan, ops.IfElse, *ops.EXPRESSED) if on_theano else (ops.Scan, ops.IfElse, ops.OpFromGraph)
 
-#: What an engine raises for a program that makes no sense.
+#: Errors that backends raise for an invalid program.
 SENSELESS = (ValueError, IndexError, AssertionError, TypeError, NotImplementedError, ArithmeticError)
 
 _REDUCTIONS = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
 
 
-class Meeting(theano.Op):
-    """A collective, of which `evaluate` knows what all ranks have."""
+class CollectiveOp(theano.Op):
+    """A collective, for which `evaluate` passes the values of all ranks."""
 
     __props__ = ("op", "axis")
 
@@ -57,14 +57,14 @@ class Meeting(theano.Op):
         return np.asarray(_REDUCTIONS[self.op](arrays, axis=0), arrays[0].dtype)
 
 
-COLLECTIVES = CollectiveBuilders(lambda x, op: Meeting(op)(x), lambda x, axis: Meeting("gather", axis)(x))
+COLLECTIVES = CollectiveBuilders(lambda x, op: CollectiveOp(op)(x), lambda x, axis: CollectiveOp("gather", axis)(x))
 
 
 def evaluate(outputs, given, n_ranks=1, alone=False, in_step=False):
-    """The values of all variables that some are computed of: for each a list, with one entry for each rank.
+    """Compute the values of ``outputs`` and of all variables that they depend on, as lists with an entry for each rank.
 
-    ``given`` has such lists. ``alone``: collectives are those of one rank. ``in_step``: so are not
-    loops, of which ranks execute each step together; else Theano compiles them.
+    ``given`` has such lists for the inputs. With ``alone``, collectives are those of one rank. With ``in_step``, loops
+    are executed step by step on all ranks; otherwise the backend compiles them.
     """
     values = {variable: list(each) for variable, each in given.items()}
 
@@ -78,9 +78,9 @@ def evaluate(outputs, given, n_ranks=1, alone=False, in_step=False):
 
     for node in io_toposort(list(given), outputs):
         inputs = [[value(one, rank) for one in node.inputs] for rank in range(n_ranks)]
-        if isinstance(node.op, Meeting) and not alone:
-            whole = node.op.meet([each[0] for each in inputs])
-            values[node.outputs[0]] = [whole] * n_ranks
+        if isinstance(node.op, CollectiveOp) and not alone:
+            result = node.op.meet([each[0] for each in inputs])
+            values[node.outputs[0]] = [result] * n_ranks
             continue
         if isinstance(node.op, ops.Scan) and in_step and len({int(each[0]) for each in inputs}) == 1:
             results = scan(node, inputs, lambda inner, held: evaluate(inner, held, n_ranks, alone, in_step=True))
@@ -94,14 +94,14 @@ def evaluate(outputs, given, n_ranks=1, alone=False, in_step=False):
 
 
 def _perform(node, inputs, alone):
-    if isinstance(node.op, Meeting):
+    if isinstance(node.op, CollectiveOp):
         return inputs
     if isinstance(node.op, ops.AllocEmpty):
         return [np.zeros(list(map(int, inputs)), node.op.dtype)]
     if isinstance(node.op, COMPILED):
         return _compiled(node)(*inputs)
     if isinstance(node.op, ops.Dot) and not all(np.isfinite(one).all() for one in inputs):
-        # zero times infinity is 0 in NumPy's product of one row, and NaN in that of two
+        # 0 times infinity is 0 in NumPy's product with one row, and NaN with two rows
         x, y = inputs
         return [np.einsum(f"{'ij'[-x.ndim :]},{'jk'[: y.ndim]}", x, y).astype(node.outputs[0].dtype)]
     if not hasattr(node.tag, "is_prepared"):
@@ -123,19 +123,19 @@ def _compiled(node):
 
 
 def shares(n_rows, n_ranks, how="even"):
-    """How many rows each rank has: as evenly as can be, or most of them on the first."""
+    """Return the number of rows of each rank: as even as possible, or most rows on the first rank."""
     if how == "even":
         return [len(part) for part in np.array_split(np.arange(n_rows), n_ranks)]
     return [n_rows - n_ranks + 1] + [1] * (n_ranks - 1)
 
 
 def rows():
-    """The numbers that a divided graph takes."""
+    """Return the variables of the numbers of rows that a divided graph takes."""
     return RowCounts(T.lscalar("rows"), T.lscalar("first"), T.lscalar("local"))
 
 
 class Divided:
-    """A program that is divided; see `check`."""
+    """A divided program; see `check`."""
 
     def __init__(self, outputs, sharded, checks_shapes=False):
         self.rows = rows()
@@ -189,8 +189,8 @@ class Divided:
                 expected = [part.reshape(*before, outer * n * inner, *after) for part, n in zip(parts, counts)]
             for rank, (got, right) in enumerate(zip(here, expected)):
                 _same(got, right, lambda: f"{variable} of {variable.owner}, {placement}, rank {rank} of {counts}")  # noqa: B023
-        for output, whole in zip(self.outputs, self.replicated):
-            for rank, got in enumerate(found[whole]):
+        for output, replicated in zip(self.outputs, self.replicated):
+            for rank, got in enumerate(found[replicated]):
                 _same(got, serial[output][0], lambda: f"the output {output}, rank {rank} of {counts}")  # noqa: B023
 
 
@@ -210,18 +210,18 @@ def _same(got, right, describe):
 
 
 def check(outputs, given, sharded, ranks=(1, 2, 3, 5), in_step=False):
-    """Divide a program, and compare all that it computes with the serial program.
+    """Divide a program, and compare all values with those of the serial program.
 
     Parameters
     ----------
     outputs : list of variables
     given : dict
-        The values of its inputs, whole.
+        The full values of its inputs.
     sharded : dict
-        Which inputs are divided, and along which axis.
+        The axes along which inputs are sharded.
     ranks : sequence of int
     in_step : bool
-        Whether loops of the serial program are performed in Python, too.
+        Whether loops of the serial program are executed in Python, too.
 
     Returns
     -------
