@@ -17,7 +17,7 @@ built = {}
 
 
 def variable(dtype, ndim, name=""):
-    """A shared variable that a function uses; one for each kind."""
+    """Return a shared variable that a distributed function uses; there is one for each dtype, ``ndim`` and name."""
     key = f"{dtype}_{ndim}{name}"
     if key not in built:
         var = theano.shared(np.zeros((1,) * ndim, dtype), key)
@@ -27,7 +27,7 @@ def variable(dtype, ndim, name=""):
 
 
 def draw_values(dtype, shape, n_ranks, seed=0):
-    """One array for each rank, with which no op overflows a floating dtype."""
+    """Return a random array for each rank. No op overflows a floating dtype."""
     rng = np.random.RandomState(seed)
     dtype = np.dtype(dtype)
     if dtype.kind == "b":
@@ -50,7 +50,7 @@ def get(var, n_ranks):
 
 
 def expected_of(values, op, weights=None):
-    """The reduction, computed another way, in the values' own dtype."""
+    """Return the expected reduction in the dtype of the values, computed independently of the library."""
     dtype = values[0].dtype
     if op != "avg":
         return functools.reduce(UFUNCS[op], values).astype(dtype)

@@ -1,7 +1,7 @@
-"""Small programs of which exact functions are made, with their gradients, and the values of their inputs.
+"""Small programs for exact functions, with their gradients and the values of their inputs.
 
-Among them are those that a laxer division computes wrong without a word: numbers made of shapes, orders of rows,
-lengths of one, reshaping across rows.
+Some of them are those that a less strict partitioning computes wrong without an error: numbers computed from shapes,
+permutations of rows, axes of length 1, reshapes across rows.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ x, z, v, m, y = T.dmatrix("x"), T.dmatrix("z"), T.dvector("v"), T.dvector("m"), 
 s, ids, images, f, c = T.dtensor3("s"), T.imatrix("ids"), T.dtensor4("images"), T.fmatrix("f"), T.dmatrix("c")
 q, a = T.imatrix("q"), T.dscalar("a")
 
-#: The inputs that are divided, and all others.
+#: Inputs that are sharded, and all other inputs.
 ROWS = {
     x: _rng.randn(N, D),
     z: _rng.randn(N, D),
@@ -60,23 +60,23 @@ layer = theano.OpFromGraph([_h, _w], [T.tanh(_h.dot(_w)), _h.sum(0)], inline=Tru
 
 
 def norm(h, axes=(0,)):
-    """Normalised over the minibatch."""
+    """Normalize over the minibatch."""
     return (h - h.mean(axes, keepdims=True)) / T.sqrt(h.var(axes, keepdims=True) + 1e-4)
 
 
 def clipped(gradients, limit):
-    """As of Lasagne's total_norm_constraint."""
+    """Clip gradients as Lasagne's total_norm_constraint does."""
     size = T.sqrt(sum(T.sum(one**2) for one in gradients))
     return [one * (T.clip(size, 0, limit) / (1e-7 + size)) for one in gradients]
 
 
 def step(losses, *parameters):
-    """New values after a step that is clipped."""
+    """Return new parameters after a gradient step with clipping."""
     return [p - 0.1 * g for p, g in zip(parameters, clipped(T.grad(losses, parameters), 0.5))]
 
 
 def adam(loss, *parameters):
-    """New values after one step of Adam."""
+    """Return means, squares and parameters after one step of Adam."""
     new = []
     for p, g in zip(parameters, T.grad(loss, parameters)):
         mean, square = 0.1 * g, 0.001 * g**2
@@ -85,17 +85,17 @@ def adam(loss, *parameters):
 
 
 def picked(h):
-    """The values at the labels."""
+    """Return the element of each row at its label."""
     return h[T.arange(y.shape[0]), y]
 
 
 def nll(h):
-    """The loss of each row."""
+    """Return the negative log-likelihood of each row."""
     return -T.log(picked(T.nnet.softmax(h)))
 
 
 def lrn(h, half=1):
-    """As of Lasagne's LocalResponseNormalization2DLayer."""
+    """Normalize as Lasagne's LocalResponseNormalization2DLayer does."""
     n, channels, rows, columns = h.shape
     extra = T.alloc(0.0, n, channels + 2 * half, rows, columns)
     squares = T.set_subtensor(extra[:, half : half + channels], h**2)
@@ -103,18 +103,18 @@ def lrn(h, half=1):
 
 
 def scan_rnn(before=None, **options):
-    """States of a recurrent net, over time."""
+    """Return the states of a recurrent net over time."""
     before = T.zeros((s.shape[0], D)) if before is None else before
     return theano.scan(lambda row, h: T.tanh(row.dot(U) + h.dot(U)), steps, before, **options)[0]
 
 
 def scan_normed():
-    """States normalised over the minibatch in each step."""
+    """Return states that are normalized over the minibatch in each step."""
     return theano.scan(lambda row, h: T.tanh(norm(row.dot(U) + h.dot(U))), steps, T.zeros((s.shape[0], D)))[0]
 
 
 def scan_until():
-    """Steps until all states together are large."""
+    """Return the states of a loop that ends when their mean square over all rows is large."""
 
     def step(row, h):
         return T.tanh(row.dot(U) + h), theano.scan_module.until((h**2).mean() > 0.55)
@@ -123,7 +123,7 @@ def scan_until():
 
 
 def scan_nested():
-    """A loop in each step."""
+    """Return the states of a loop with a loop in each step."""
 
     def step(row, h):
         return theano.scan(lambda h: T.tanh(h.dot(U)), outputs_info=row + h, n_steps=3)[0][-1]
@@ -132,24 +132,24 @@ def scan_nested():
 
 
 def scan_sums(follow, before):
-    """A state that is made of sums over rows."""
+    """Return a state computed from means over rows."""
     return theano.scan(lambda row, total: follow(total) + row.mean(0), steps, before)[0]
 
 
 def scan_descent():
-    """Steps of gradient descent."""
+    """Return weights after three steps of gradient descent."""
     step = lambda i, w: w - 0.1 * T.grad((T.tanh(x.dot(w)) ** 2).mean(), w)  # noqa: E731
     return theano.scan(step, T.arange(3), W)[0][-1]
 
 
 def scan_two_taps():
-    """Each state of the two before."""
+    """Return states of a loop in which each state depends on the previous two."""
     begin = {"initial": T.stack([s[:, 0] * 0.1, s[:, 1]]), "taps": [-2, -1]}
     return theano.scan(lambda row, second, first: T.tanh(row.dot(U) + second.dot(U) - first), steps, begin)[0]
 
 
 def scan_masked():
-    """States that stay where a mask says so."""
+    """Return states that a mask keeps unchanged in some rows and steps."""
 
     def step(row, mask, h):
         return T.switch(mask[:, None] > 0, T.tanh(row.dot(U) + h), h)
@@ -160,26 +160,26 @@ def scan_masked():
 _NAMES = {name: value for name, value in globals().items() if not name.startswith("__")}
 
 
-#: Words by which programs with operations of Theano's alone are known.
+#: Words in programs with operations that only Theano has.
 _THEANOS = ["conv2d", "crossentropy_softmax", "h_softmax", "nnet.bn", "pool_", "softmax_graph", "softmax_op"]
 _THEANOS += ["batched_tensordot", "confusion_matrix", "RepeatOp", "T.join(T.cast", "unbroadcast"]
 
 
 def marked(programs):
-    """Programs as parameters of a test."""
-    alone = theano_only("operations that PyTensor has not: convolution, pooling, batch normalisation and others")
+    """Return programs as parameters of a test, with marks."""
+    alone = theano_only("operations that PyTensor does not have: convolution, pooling, batch normalisation and others")
     return [pytest.param(one, marks=[alone] if any(word in one for word in _THEANOS) else []) for one in programs]
 
 
 def evaluated(program):
-    """What a program computes: a list."""
+    """Return the outputs of a program as a list."""
     outputs = eval(program, _NAMES)
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
 @functools.cache
 def outputs_of(program):
-    """What a program computes, and its gradients for all that these can be taken for."""
+    """Return the outputs of a program, and their gradients for all inputs that have gradients."""
     outputs = evaluated(program)
     losses = [one for one in outputs if str(one.dtype).startswith("float")]
     inputs = [one for one in theano.gof.graph.inputs(outputs) if one in ROWS or one in WHOLE or one in PARAMETERS]
@@ -192,6 +192,6 @@ def outputs_of(program):
 
 
 def inputs_of(outputs):
-    """The inputs that a program uses: those that are divided, and all others."""
+    """Return the sharded inputs that outputs depend on, and the other inputs."""
     used = set(theano.gof.graph.inputs(outputs))
     return [one for one in ROWS if one in used], [one for one in WHOLE if one in used]

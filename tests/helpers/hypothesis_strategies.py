@@ -1,4 +1,4 @@
-"""What hypothesis draws in several modules of tests."""
+"""Hypothesis strategies for several modules of tests."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 @st.composite
 def batches(draw, length):
-    """Something that picks rows of ``length``, and the NumPy index that means the same."""
+    """Draw a ``batch=`` for ``length`` rows, and the equivalent NumPy index."""
     kind = draw(st.sampled_from(["none", "int", "slice", "list", "array", "mask"]))
     if kind == "none":
         return None, slice(None)

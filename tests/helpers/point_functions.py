@@ -1,4 +1,4 @@
-"""Data points, and a function of them."""
+"""Random data points, and functions of them."""
 
 import functools
 
@@ -11,7 +11,7 @@ WIDTH = 3
 
 
 def draw_points(n, seed=0):
-    """Data of ``n`` points: inputs, targets."""
+    """Draw the inputs and targets of ``n`` data points."""
     rng = np.random.RandomState(seed + n)
     return rng.randn(n, WIDTH).astype("float32"), rng.randn(n).astype("float32")
 

@@ -1,4 +1,4 @@
-"""Serial programs, built twice: as they are, and under `parallelize`; they are compared after every step."""
+"""Comparison of serial programs after every step, run unchanged and under `parallelize`."""
 
 import functools
 
@@ -11,26 +11,26 @@ N_STEPS = 20
 
 
 class Program:
-    """A program that calls `theano.function` in its constructor, and knows nothing of ranks.
+    """A serial program that calls `theano.function` in its constructor.
 
     Attributes
     ----------
     functions : list
-        Those that it has built.
+        The functions that it has built.
     variables : list
         The shared variables that are compared.
     """
 
     functions = variables = ()
-    options = ()  # of `parallelize`, as pairs
+    options = ()  # arguments of `parallelize`, as pairs
 
     def step(self, i):
-        """The results of step ``i``: arrays."""
+        """Execute step ``i``, and return its results as a list of arrays."""
         raise NotImplementedError
 
 
 class Twin:
-    """A program, which can be started again."""
+    """A program that can be restarted from its first state."""
 
     def __init__(self, program):
         self.program = program()
@@ -51,7 +51,7 @@ def twins(program):
 
 
 def check_alike(program, n_steps=N_STEPS, tolerance=1e-9):
-    """Compare results and variables after each step; replicas must be the same to the bit in the end."""
+    """Assert that results and variables agree after each step, and that replicas are bitwise equal at the end."""
     ours, theirs = twins(program)
     for twin in (ours, theirs):
         twin.begin()

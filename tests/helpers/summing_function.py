@@ -1,4 +1,4 @@
-"""Functions that sum what they are given on the ranks."""
+"""Functions that sum their inputs over the ranks."""
 
 import numpy as np
 from backend import T, theano
