@@ -21,13 +21,13 @@ def parameters():
 def values(n, seed=1):
     rng = np.random.RandomState(seed)
     mask = (rng.rand(n) < 0.6) * 1.0
-    mask[n // 2 :] = 0  # all of some ranks' rows
+    mask[n // 2 :] = 0  # 0 in all rows of some ranks
     mask[0] = 1
     return rng.randn(n, 6), rng.randint(0, 3, n).astype("int32"), mask
 
 
 def network(params):
-    """A net with batch normalisation, and a masked loss; returns inputs, outputs and updates."""
+    """Return inputs, outputs and updates of a network with batch normalisation and a masked loss."""
     x, y, mask = T.dmatrix("x"), T.ivector("y"), T.dvector("mask")
     w, b, v, c = params
     h = x.dot(w)
@@ -96,7 +96,7 @@ def test_a_stream_is_for_one_kind_of_functions(session, other):
 
 @functools.cache
 def steps():
-    """A function that uses most of what calls offer, and the serial one."""
+    """Return a function that uses most arguments of functions, and the serial one, each with its variables."""
     made = []
     for build in (functools.partial(synk.function, exact=True), theano.function):
         x, y, scale, shift = T.dmatrix("x"), T.ivector("y"), T.dscalar("scale"), T.dmatrix("shift")
@@ -155,8 +155,8 @@ def picking():
     return synk.function([x, y], outputs, exact=True), theano.function([x, y], outputs)
 
 
-@pytest.mark.parametrize("n", [0, 200])  # a range of int8 numbers goes wrong in the serial program, too
-def test_no_rows_and_more_than_small_integers_count(session, n):
+@pytest.mark.parametrize("n", [0, 200])  # a range of int8 overflows in the serial program, too
+def test_no_rows_and_more_rows_than_int8_counts(session, n):
     function, reference = picking()
     given = np.arange(2.0 * n).reshape(n, 2), np.zeros(n, "int64")
     np.testing.assert_equal(function(*given), reference(*given))
@@ -172,7 +172,7 @@ def test_lengths_that_the_serial_program_refuses_are_refused(session):
     close(ours, theirs)
 
 
-def test_what_is_refused(session):
+def test_invalid_functions_are_refused(session):
     x, row, w = T.dmatrix("x"), T.drow("row"), theano.shared(np.arange(15.0).reshape(5, 3))
     for arguments, message in [
         (([x], (x.sum(), "sum")), "leave the ops out"),
@@ -210,7 +210,7 @@ def test_the_table_of_collectives(session):
     assert "<td>all-gather</td>" in gathers._repr_html_()
 
 
-def test_lines_of_gradients_are_the_programs(session):
+def test_lines_of_gradients_are_those_of_the_program(session):
     x, w = T.dmatrix("x"), theano.shared(np.ones((2, 3)), "w")
     h = T.tanh(x.dot(w))
     updates = lasagne.updates.adam(T.grad(T.sqr(h - h.mean(axis=0)).mean(), [w]), [w])
@@ -236,7 +236,7 @@ def test_the_picture_of_the_graph(session, tmp_path):
 
 
 def images_and_words(params):
-    """A convolutional net with dropout and pooling, and an embedding; in single precision."""
+    """Return inputs, outputs and updates of a float32 network with convolution, pooling, dropout and an embedding."""
     images, words, y = T.ftensor4("images"), T.imatrix("words"), T.ivector("y")
     filters, table, w = params
     h = pool_2d(T.nnet.relu(T.nnet.conv2d(images, filters)), (2, 2), ignore_border=True)

@@ -13,7 +13,7 @@ from synkhronos._sharding import blocking as blocks
 
 @functools.cache
 def regression():
-    """Loss and gradient of a regression with groups, a step of gradient descent; the serial one, too."""
+    """Return an exact function that trains a regression in blocks, and the serial one, each with its variables."""
 
     def build(make, **own):
         x, y, group, scale = T.dmatrix("x"), T.dvector("y"), T.lvector("group"), T.dscalar("scale")
@@ -59,7 +59,7 @@ def test_blocks_in_batches_and_slices(two):
     close(ours, theirs, rtol=1e-12, atol=1e-13)
 
 
-def test_blocks_meet_once(three):
+def test_blocks_need_one_exchange(three):
     (function, _), _ = regression()
     table = str(function.partition)
     assert "meetings: 1" in table and "all-reduce (sum)" in table and "all-gather" not in table
@@ -74,7 +74,7 @@ def test_blocks_of_scattered_variables(two):
     function = synk.function([], [loss, T.grad(loss, p)], **options)
     synk.distribute()
     reference = theano.function([rows, p], [serial, T.grad(serial, p)])
-    for length in (90, 31):  # other rows are seen
+    for length in (90, 31):  # the second time with other rows
         synk.scatter(x, given[:length])
         for _ in range(2):
             close(function([0.5, -1]), reference(given[:length], [0.5, -1]), rtol=1e-12, atol=1e-13)
@@ -90,7 +90,7 @@ def test_blocks_of_scattered_variables(two):
         (lambda x: RandomStreams(1).normal(x.shape).sum() + x.sum(), "without random draws"),
     ],
 )
-def test_other_meetings_are_refused(two, build, message):
+def test_other_collectives_are_refused(two, build, message):
     x = T.dvector("x")
     with pytest.raises(ValueError, match=message):
         synk.function([x], build(x), exact=True, blocked=True)

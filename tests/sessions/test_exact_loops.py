@@ -22,14 +22,14 @@ def trained(loss, params, outputs, inputs):
 
 
 def classified(h, y, rng):
-    """The loss of the last state, its parameters, and the probabilities."""
+    """Return the loss of the last state, its parameters, and the probabilities."""
     w, b = shared(rng, UNITS, CLASSES), shared(rng, CLASSES)
     out = T.nnet.softmax(h.dot(w) + b)
     return T.nnet.categorical_crossentropy(out, y).mean(), [w, b], out
 
 
 def rnn(rng):
-    """Of tanh, with rows as the second axis of a sequence of time, and a loss in each step."""
+    """Build a tanh RNN over a time-major sequence, with a loss in each step."""
     x, y = T.dtensor3("x"), T.ivector("y")
     u, v, c = shared(rng, FEATURES, UNITS), shared(rng, UNITS, UNITS), shared(rng, UNITS)
 
@@ -58,7 +58,7 @@ def lasagne_net(layer, **options):
 
 
 def lstm(rng):
-    """All gates in one product, states frozen by a mask, the mean of the states over what is not masked."""
+    """Build an LSTM with all gates in one product, states that a mask freezes, and a mean of unmasked states."""
     ids, mask, y = T.imatrix("ids"), T.dmatrix("mask"), T.ivector("y")
     table = shared(rng, WORDS, FEATURES)
     w, u, b = shared(rng, FEATURES, 4 * UNITS), shared(rng, UNITS, 4 * UNITS), shared(rng, 4 * UNITS)
@@ -85,7 +85,7 @@ def lstm(rng):
 
 
 def until(rng):
-    """Steps that end when the mean of all states is small."""
+    """Build a loop that ends when the mean of all squared states is small."""
     x, w = T.dmatrix("x"), shared(rng, FEATURES, FEATURES)
 
     def step(h):
@@ -97,7 +97,7 @@ def until(rng):
 
 
 def branching(rng):
-    """Dropout in each step, which takes one of two ways, by an inner graph; a variable that steps update."""
+    """Build a loop whose steps use dropout, an inner graph and a branch, and update a shared variable."""
     x, u, count = T.dtensor3("x"), shared(rng, FEATURES, FEATURES), theano.shared(np.zeros(FEATURES))
     a, b = T.dmatrices("ab")
     layer = theano.OpFromGraph([a, b], [T.tanh(a.dot(b)), a.mean(0)])
@@ -115,14 +115,14 @@ def branching(rng):
 
 
 def mapped(rng):
-    """Rows of which each is computed by itself."""
+    """Build a function that maps over rows, with `theano.map`."""
     x, u = T.dtensor3("x"), shared(rng, FEATURES, UNITS)
     h, _ = theano.map(lambda row, i: T.tanh(row.dot(u)) * i, [x, T.arange(x.shape[0])])
     return trained((h**2).mean(), [u], [h], [x])
 
 
 def nested(rng):
-    """A loop within each step, and the minibatch's mean in it."""
+    """Build a loop with an inner loop in each step, which uses the minibatch's mean."""
     x, u = T.dtensor3("x"), shared(rng, FEATURES, FEATURES)
 
     def inner(h, row):
@@ -148,7 +148,7 @@ NETS = {
 
 
 def marked(names):
-    """Names of nets, those marked that PyTensor cannot train."""
+    """Return the names of networks, and mark those that PyTensor cannot train."""
     reasons = dict.fromkeys(["lstm of Lasagne", "gru of Lasagne"], "Lasagne")
     reasons["branching"] = "gradients of loops whose steps draw random numbers"
     return [pytest.param(one, marks=theano_only(reasons[one])) if one in reasons else one for one in names]
@@ -182,7 +182,7 @@ def test_nets_on_three_ranks(three, name):
 
 
 def train(name, n):
-    """Train next to the serial program, and compare all that both compute."""
+    """Train in parallel and in the serial program, and compare all outputs and variables."""
     function, ours, reference, theirs, inputs = functions(name)
     for mine, other in zip(ours, theirs):
         mine.set_value(other.get_value())
@@ -195,14 +195,14 @@ def train(name, n):
 
 
 @pytest.mark.parametrize("name", marked(["rnn", "lstm of Lasagne", "gru of Lasagne", "lstm"]))
-def test_ranks_meet_after_the_loops_alone(three, name):
+def test_loops_need_no_collectives(three, name):
     function = functions(name)[0]
     assert not [entry for entry in function.partition if "loop" in entry.reason or entry.collective == "all-gather"]
 
 
 @functools.cache
-def sums_that_begin():
-    """A state to which steps add sums over rows, and which begins with ones: of inputs, and of a part of other data."""
+def loops_that_begin_with_ones():
+    """Return loops that begin with a state of ones and add sums over rows, of inputs and of a slice of other data."""
     s, n = T.dtensor3("s"), T.lscalar("n")
     data = theano.shared(np.random.RandomState(3).randn(9, 3, 4))
     part = data[:n]
@@ -219,8 +219,8 @@ def sums_that_begin():
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7])
-def test_states_that_begin_with_other_than_zero(three, n):
-    of_inputs, of_part, data = sums_that_begin()
+def test_states_that_do_not_begin_with_zero(three, n):
+    of_inputs, of_part, data = loops_that_begin_with_ones()
     for (function, w), given in ((of_inputs, data[:n]), (of_part, np.int64(n))):
         synk.broadcast(w, np.ones(4))
         states = np.ones(4)

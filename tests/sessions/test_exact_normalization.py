@@ -20,7 +20,7 @@ SHAPES = {"per-activation": (N, 6), "spatial": (N, 3, 4, 5)}
 
 
 def parts(kind, dtype="float64"):
-    """The inputs, and all that batch normalisation and its gradient give."""
+    """Return the inputs, and all outputs and gradients of batch normalisation."""
     shape = SHAPES[kind]
     x, weights = [T.TensorType(dtype, (False,) * len(shape))(name) for name in ("x", "weights")]
     axes = (0,) if kind == "per-activation" else (0, 2, 3)
@@ -36,7 +36,7 @@ def parts(kind, dtype="float64"):
 
 @functools.cache
 def made(kind):
-    """An exact function and a serial one."""
+    """Return an exact function and a serial one."""
     inputs, outputs = parts(kind)
     return synk.function(inputs, outputs, exact=True), theano.function(inputs, outputs)
 
@@ -53,7 +53,7 @@ def test_the_numbers_are_those_of_serial_theano(session, kind):
             close(exact(x, weights), serial(x, weights), tolerance, tolerance)
 
 
-def test_a_layer_meets_twice_forward_and_once_back(two):
+def test_a_layer_needs_two_exchanges_forward_and_one_back(two):
     for kind in SHAPES:
         inputs, (_, y, *_, dx, dscale, dbias) = parts(kind)
         for outputs, n in ((y, 2), ([dx, dscale, dbias], 3)):
@@ -66,7 +66,7 @@ def test_a_layer_meets_twice_forward_and_once_back(two):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", SHAPES)
 def test_a_large_mean_costs_no_more_precision_than_in_theano(kind, dtype):
-    """Against the same in float64, or in long double where that is the question."""
+    """Errors are measured against a computation in long double."""
     shape = (200, *SHAPES[kind][1:])
     rng = np.random.RandomState(2)
     x, dy = (rng.randn(*shape) + 1e4).astype(dtype), (rng.randn(*shape) + 0.3).astype(dtype)
@@ -91,7 +91,7 @@ def test_a_large_mean_costs_no_more_precision_than_in_theano(kind, dtype):
 
 
 def in_long_double(*arguments):
-    """Batch normalisation and its gradient in NumPy."""
+    """Compute batch normalisation and its gradient with NumPy, in long double."""
     *arrays, axes = arguments
     x, dy, scale, bias = (one.astype(np.longdouble) for one in arrays)
     mean = x.mean(axes, keepdims=True)

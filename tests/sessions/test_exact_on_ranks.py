@@ -1,4 +1,4 @@
-"""Small programs as exact functions on real ranks, after Theano has optimised the divided graph."""
+"""Small programs as exact functions on real ranks, with optimised partitioned graphs."""
 
 import numpy as np
 import pytest
@@ -8,20 +8,20 @@ from example_programs import ROWS, WHOLE, inputs_of, marked, outputs_of
 
 import synkhronos as synk
 
-#: One in seven, but for loops and convolutions, which must be compiled. `tests/unit/test_exact_programs.py` has all,
-#: without ranks.
+#: One program in seven, without loops and convolutions, which need a compiler. `tests/unit/test_exact_programs.py`
+#: runs all programs, without ranks.
 _LEFT_OUT = ("scan", "theano.map", "Print", "conv2d")
 _CHOSEN = [program for program in PROGRAMS if not any(word in program for word in _LEFT_OUT)][::7]
-_MODE = theano.Mode("py", "fast_run")  # optimised in full, and nothing compiled
+_MODE = theano.Mode("py", "fast_run")  # fully optimised, not compiled
 
 
 @pytest.mark.parametrize("program", marked(_CHOSEN))
 def test_program(three, program):
     outputs = outputs_of(program)
-    sharded, whole = inputs_of(outputs)
-    given = [{**ROWS, **WHOLE}[one] for one in (*sharded, *whole)]
-    function = synk.function(sharded, outputs, bcast_inputs=whole, exact=True, mode=_MODE)
-    reference = theano.function([*sharded, *whole], outputs, mode=_MODE)
+    sharded, replicated = inputs_of(outputs)
+    given = [{**ROWS, **WHOLE}[one] for one in (*sharded, *replicated)]
+    function = synk.function(sharded, outputs, bcast_inputs=replicated, exact=True, mode=_MODE)
+    reference = theano.function([*sharded, *replicated], outputs, mode=_MODE)
     for got, expected in zip(function(*given), reference(*given)):
         assert np.shape(got) == np.shape(expected)
         tolerance = 1e-9 if np.asarray(expected).dtype.itemsize >= 8 else 1e-4

@@ -1,4 +1,4 @@
-"""Random programs as exact functions on real ranks, after Theano has optimised the divided graph."""
+"""Random programs as exact functions on real ranks, with optimised partitioned graphs."""
 
 import warnings
 
@@ -9,7 +9,7 @@ from random_programs import WRONG, Program
 
 import synkhronos as synk
 
-_MODE = theano.Mode("py", "fast_run")  # optimised in full, and nothing compiled
+_MODE = theano.Mode("py", "fast_run")  # fully optimised, not compiled
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -20,12 +20,12 @@ def test_random_program(three, seed):
 @pytest.mark.numba
 @pytest.mark.parametrize("seed", [1, 6])
 def test_random_program_compiled(session, seed):
-    """By the linker that there is: C's, or numba."""
+    """The default linker (C or numba) gives the serial results, too."""
     compare(seed, None)
 
 
 def compare(seed, mode):
-    """Whether a program gives on all ranks what it gives by itself."""
+    """Check that a program gives the same results on all ranks as in one process."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = Program(seed)

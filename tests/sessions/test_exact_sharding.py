@@ -1,4 +1,4 @@
-"""Exact functions divided by other axes, scattered variables and graph variables; slices; own streams."""
+"""Exact functions of other axes, scattered variables and intermediate variables; slices; random streams of ranks."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ FAILS = (ValueError, synk.WorkerError)
 
 
 def both(build):
-    """The exact function and the serial one, each with shared variables of its own."""
+    """Return the exact function and the serial one, each with its own shared variables."""
     return build(functools.partial(synk.function, exact=True), True), build(theano.function, False)
 
 
@@ -107,7 +107,7 @@ def test_minibatches_by_givens(session, n):
 
 @functools.cache
 def tutorial(n):
-    """Theano's tutorial: labels are the cast of a shared variable, and the number of a minibatch is the only input."""
+    """Build functions of Theano's tutorial: labels are cast from a shared variable, and the only input is an index."""
 
     def build(make, exact):
         data, labels = theano.shared(DATA, "data"), T.cast(theano.shared(LABELS * 1.0, "labels"), "int32")
@@ -129,7 +129,7 @@ def test_minibatches_of_tutorials(session, n):
     (train, test, ours), (serial_train, serial_test, theirs) = tutorial(n)
     for w in (ours, theirs):
         w.set_value(np.zeros((4, 3)))
-    for i in (0, 2, 3, 50):  # in full, then short, then empty
+    for i in (0, 2, 3, 50):  # full, short and empty minibatches
         close(train(i), serial_train(i))
         close(test(i), serial_test(i))
     same([ours], [theirs])
@@ -182,9 +182,9 @@ def test_a_variable_between_others(session):
     table = T.tanh(w) + 1
     function = synk.function([], [table.sum(axis=0), (table * 2).T], shard=[table], exact=True, name="table")
     close(function(), function.as_theano())
-    whole = synk.function([], x.sum(axis=0), bcast_inputs=[x], shard=[x], exact=True)
+    sums = synk.function([], x.sum(axis=0), bcast_inputs=[x], shard=[x], exact=True)
     for n in (N, 1):
-        close(whole(np.ones((n, 2))), np.ones((n, 2)).sum(axis=0))
+        close(sums(np.ones((n, 2))), np.ones((n, 2)).sum(axis=0))
 
 
 # -- scattered variables
@@ -238,7 +238,7 @@ def test_rows_that_batch_s_picks(session):
         close(ours[1](np.arange(2.0 * session), batch_s=batch_s)[0], picked.max(axis=0))
 
 
-def test_what_scattered_variables_refuse(session):
+def test_replicated_or_missing_rows_are_refused(session):
     data = theano.shared(np.ones((4, 2)), "data")
     function = synk.function([], data.sum(), sliceable_shareds=[data], exact=True)
     with pytest.raises(ValueError, match="data is in sliceable_shareds, but is equal on all ranks"):
@@ -290,7 +290,7 @@ def in_pieces():
 
 
 @pytest.mark.parametrize("num_slices", [1, 2, 4])
-def test_slices_of_what_else_is_divided(session, num_slices):
+def test_slices_along_other_axes_and_of_variables(session, num_slices):
     batch_first, held, major, parts = in_pieces()
     rng = np.random.RandomState(5)
     x, y, values = rng.randn(N, 3), rng.randn(4, N, 2), rng.randn(3 * session, 3)
@@ -304,8 +304,8 @@ def test_slices_of_what_else_is_divided(session, num_slices):
     close(held(x, batch_s=slice(1, 3), num_slices=num_slices), [(x * picked).mean(), x * picked])
 
 
-def test_slices_leave_what_needs_no_rows_the_same(session):
-    """Slices of unequal length must not round the new value on each rank in another way."""
+def test_slices_do_not_change_updates_without_rows(session):
+    """Slices of unequal length do not change how ranks round an update without rows."""
     x, decayed = T.dmatrix("x"), theano.shared(np.random.RandomState(3).randn(50), "decayed")
     function = synk.function([x], x.max(axis=1), updates=[(decayed, 0.7 * decayed)], exact=True)
     expected = 0.7 * decayed.get_value()
@@ -322,7 +322,7 @@ def test_without_optimisation(session):
     assert {entry.meeting for entry in function.partition} == {None}
 
 
-def test_what_slices_refuse(session):
+def test_refused_slices_name_the_variable(session):
     x = T.dmatrix("x")
     centred = x - x.mean(axis=0)
     centred.name = "centred"
@@ -344,7 +344,7 @@ def test_what_slices_refuse(session):
     close(function(np.ones((N, 2))), 0)
 
 
-# -- streams of their own
+# -- random streams of ranks
 
 
 @functools.cache
@@ -374,7 +374,7 @@ def test_streams_of_their_own(session, kind):
         h = (given * mask).dot(expected) - 1
         expected = expected - 0.1 * 2 * (given * mask * h[:, None]).mean(axis=0)
     close(w.get_value(), expected)
-    with pytest.raises(ValueError, match="all rows at once"):  # what is common is drawn once
+    with pytest.raises(ValueError, match="all rows at once"):  # common draws need all rows at once
         function(given, num_slices=2)
     for few in (1, 2):
         mask, _, loss = function(np.ones((few, 3)))
@@ -442,7 +442,7 @@ def test_draws_in_the_steps_of_a_loop_are_the_serial_programs(session):
 # -- what is refused
 
 
-def test_what_cannot_be_sharded(session):
+def test_invalid_arguments_are_refused(session):
     x, col, s = T.dmatrix("x"), T.dcol("col"), T.dscalar("s")
     w = theano.shared(np.ones((4, 2)), "w")
     for keywords, kind, message in [
@@ -464,8 +464,8 @@ def test_what_cannot_be_sharded(session):
             synk.function([x], x.sum(), **keywords)
 
 
-def test_a_place_that_is_used_only_after_the_variable_that_shard_names(session):
-    """The rows of `v` are placed first, and `largest` is computed for it; the serial places are outputs, too."""
+def test_an_output_that_is_used_after_the_sharded_variable(session):
+    """One operation computes `largest`, which the sharded `v` needs, and `place`, which is needed only later."""
     x, z = T.dmatrix("x"), T.dvector("z")
     largest, place = T.max_and_argmax(x, axis=0) if on_theano else (x.max(axis=0), x.argmax(axis=0))
     v = z - largest

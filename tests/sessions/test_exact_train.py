@@ -17,7 +17,7 @@ RULES = {"flat": updates.nesterov_momentum, "lasagne": lasagne.updates.adam}
 
 @functools.cache
 def made(rule):
-    """A net with batch normalisation, a masked loss and a standard deviation, trained on all ranks and alone."""
+    """Return a step on all ranks and a serial one, with parameters, of a network with batch normalisation and a mask."""
     both = []
     for make in (functools.partial(make_train_function, exact=True), make_train_function_theano):
         rng = np.random.RandomState(0)
@@ -40,7 +40,7 @@ def data():
 @pytest.mark.parametrize("rule", RULES)
 def test_steps_are_the_serial_ones(session, rule):
     (train, ours), (alone, theirs) = made(rule)
-    x, y = data()  # the steps of one session go on where those of the one before ended, as its variables do
+    x, y = data()  # variables keep their values between sessions, so that training continues
     for batch in (slice(0, 9), [3, 1, 4, 15, 9, 2], 5, slice(9, 23)):
         np.testing.assert_allclose(train(x, y, batch=batch, rate=0.01), alone(x, y, batch=batch, rate=0.01), 1e-9)
         close(ours, theirs)

@@ -1,4 +1,4 @@
-"""The lines of docs/exactness.md, one test each: how results differ from the serial program, and the remedy."""
+"""Deviations from the serial program, and their remedies: one test for each line of docs/exactness.md."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ LIMIT = 0.3
 
 @pytest.fixture(params=[2, 3])
 def many(request, synchronize):
-    """More than one rank: with one, everything is exact."""
+    """Make a session of more than one rank. With one rank, all results are exact."""
     return synchronize(request.param)
 
 
@@ -25,7 +25,7 @@ def data():
 
 
 class Model:
-    """A regression, and what one serial step makes of it."""
+    """A regression, its loss and its gradient."""
 
     def __init__(self):
         self.x, self.y = T.dmatrix("x"), T.dvector("y")
@@ -39,7 +39,7 @@ def clipped(grad):
 
 
 def sgd_clipped(loss, params):
-    """A rule that clips: it sees the gradient of the whole minibatch."""
+    """Return SGD updates with clipping: the rule gets the gradient of the full minibatch."""
     return [(param, param - clipped(grad)) for param, grad in zip(params, T.grad(loss, params))]
 
 
@@ -86,13 +86,13 @@ def test_batch_normalisation(many):
     f = synk.function([x], T.tanh(normal).mean(), updates=[(mean, x.mean(axis=0)), (variance, x.var(axis=0))])
     values = data()[0]
     assert not np.allclose(f(values), f.as_theano(values), rtol=1e-6, atol=1e-6)  # each rank has its own statistics
-    assert mean.get_value().tolist() == values.mean(axis=0).tolist()  # of the serial call
+    assert mean.get_value().tolist() == values.mean(axis=0).tolist()  # set by the serial call
     f(values)
     synk.all_reduce([mean, variance], weights=f.counts)
     np.testing.assert_allclose(synk.gather(mean), [values.mean(axis=0)] * many)
     copies = synk.gather(variance)
     assert all(np.array_equal(copy, copies[0]) for copy in copies)
-    assert (copies[0] < values.var(axis=0)).all()  # what lies between the ranks' means is missing
+    assert (copies[0] < values.var(axis=0)).all()  # the variance between the ranks' means is missing
     applied = synk.function([x], T.tanh((x - mean) / T.sqrt(variance + 1e-4)).mean())
     np.testing.assert_allclose(applied(values), applied.as_theano(values))
 
@@ -107,7 +107,7 @@ def test_random_noise(many):
     f = build(3)
     got, again, serial = f(values)[0], build(3)(values)[0], build(3).as_theano(values)[0]
     assert not np.array_equal(got, serial)
-    assert np.array_equal(got, again)  # the seed and the number of ranks decide
+    assert np.array_equal(got, again)  # draws depend on the seed and the number of ranks
     x, noise = T.dmatrix("x"), T.dmatrix("noise")
     g = synk.function([x, noise], [((x * (noise > 0.5)), "gather")])
     drawn = np.random.RandomState(3).rand(*values.shape)
