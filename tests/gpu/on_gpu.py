@@ -1,6 +1,6 @@
-"""Functions and variables on GPUs: run by `test_gpu.py`, in a process of its own, since a process takes GPUs only once.
+"""Tests of functions and variables on GPUs. `test_gpu.py` runs them in a new process, which can take GPUs only once.
 
-The devices are those of the environment variable SYNKHRONOS_DEVICES. With NCCL_STAND_IN=1 the stand-in serves as NCCL.
+The environment variable SYNKHRONOS_DEVICES names the devices. With NCCL_STAND_IN=1, `fake_nccl` replaces NCCL.
 """
 
 import os
@@ -85,7 +85,7 @@ class TestFunctions:
         close(own, np.average([piece.sum() for piece in slices], weights=[len(piece) for piece in slices]), rtol=1e-4)
         assert isinstance(on_device, device_array)
         close(on_device, y.mean())
-        assert whole.dtype == np.float64  # the average of integers
+        assert whole.dtype == np.float64  # an average of integers
         close(sums, x.sum(0))
         assert all(type(value) is np.ndarray for value in (*got[: 2 * len(ops)], gathered, own, whole, sums))
 
@@ -137,7 +137,7 @@ class TestValuesStay:
         for accumulate in (False, True):
             graph = f._graph.compile(Variant(accumulate=accumulate, device=True)).maker.fgraph
             assert "HostFromGpu" not in {type(node.op).__name__ for node in graph.toposort()}
-        monkeypatch.setattr(_slices, "Accumulator", None)  # the one for the host
+        monkeypatch.setattr(_slices, "Accumulator", None)  # only for arrays in host memory
         got = f(data, num_slices=num_slices)
         close(got, np.square(data @ before).mean())
         for rank, part in enumerate(np.array_split(data, n_ranks)):
@@ -251,7 +251,7 @@ def test_training_follows_the_serial_run(n_ranks, rule):
         np.testing.assert_array_equal(synk.get_value(n_ranks - 1, one), one.get_value())
 
 
-# What Theano 1.0.5 compiles for a GPU and cannot do on OpenCL: named in docs/gpu.md.
+# Operations that Theano 1.0.5 compiles for GPUs but cannot execute on OpenCL; docs/gpu.md lists them.
 def cross_entropy():
     x, y = T.fmatrix("x"), T.lvector("y")
     return [x, y], T.nnet.categorical_crossentropy(T.nnet.softmax(x), y).mean(), (rows(6), np.arange(6) % 4)
@@ -276,7 +276,7 @@ def cumulative_sum():
         (cumulative_sum, "GpuCumOp"),
     ],
 )
-def test_what_opencl_cannot_do(n_ranks, build, op):
+def test_operations_that_opencl_does_not_support(n_ranks, build, op):
     inputs, output, values = build()
     if OPENCL:
         with pytest.raises(Exception, match=r"clBuildProgram|for CUDA arrays|'perform'"):
@@ -289,7 +289,7 @@ def test_what_opencl_cannot_do(n_ranks, build, op):
 @pytest.mark.parametrize("n", [1, 15])
 @pytest.mark.parametrize("num_slices", [1, 2])
 def test_collectives_inside(n_ranks, n, num_slices):
-    x, w = T.fmatrix("x"), theano.shared(np.ones(3, "float32"), "w")  # which lives on the GPU
+    x, w = T.fmatrix("x"), theano.shared(np.ones(3, "float32"), "w")  # w is on the GPU
     start = np.random.RandomState(1).rand(4, 3).astype("float32")
     v = theano.shared(start, "v")
     hidden = T.nnet.sigmoid(T.dot(x, v)) * w

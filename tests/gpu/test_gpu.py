@@ -1,6 +1,6 @@
-"""GPUs: the tests of `on_gpu.py`, failures inside collectives, and the demos, each in its own process.
+"""GPUs: the tests of `on_gpu.py`, failures in collectives, and the demos, each in its own process.
 
-`make test-opencl` brings what they need where there is no GPU: PoCL, an OpenCL device on the CPU.
+Without a GPU, `make test-opencl` installs PoCL, an OpenCL device on the CPU.
 """
 
 import os
@@ -17,7 +17,7 @@ from scripts import ROOT
 
 pytestmark = theano_only("GPUs")
 
-#: Theano makes an op of these that it cannot do on OpenCL: GpuCrossentropySoftmaxArgmax1HotWithBias.
+#: Rewrites to GpuCrossentropySoftmaxArgmax1HotWithBias, which Theano cannot execute on OpenCL.
 FUSED_CROSSENTROPY = "crossentropy_to_crossentropy_with_softmax:crossentropy_to_crossentropy_with_softmax_with_bias"
 
 on_each_kind = pytest.mark.parametrize(
@@ -27,7 +27,7 @@ slow = [pytest.mark.slow, pytest.mark.timeout(660)]
 
 
 def run(kind, arguments, n_ranks=2, flags="", launch=(), **environment):
-    """Run Python on some ranks (on CUDA: on all GPUs, if there are more); returns the process."""
+    """Run Python with at least ``n_ranks`` devices, on CUDA with all GPUs; return the completed process."""
     there = gpus(kind)
     devices = (there * n_ranks)[: max(n_ranks, len(there) if kind == "cuda" else 0)]
     flags = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), flags]))
@@ -37,7 +37,7 @@ def run(kind, arguments, n_ranks=2, flags="", launch=(), **environment):
 
 
 def program(text):
-    """The arguments for a program given as text."""
+    """Return Python's arguments that run a program given as text."""
     return ["-c", textwrap.dedent(text)]
 
 
@@ -59,10 +59,10 @@ class TestOnGpu:
     @pytest.mark.opencl
     @pytest.mark.skipif(not MPIEXEC.exists(), reason="mpiexec is not installed")
     def test_collectives_on_two_nodes(self):
-        """The nodes are two processes here, with two ranks each."""
+        """Each node is a process with two ranks."""
         self.run_tests("opencl", 2, self.COLLECTIVE, launch=(MPIEXEC, "-n", "2"))
 
-    #: The tests that depend on the number of ranks and nodes, and on NCCL. Compiling for OpenCL takes most of the time.
+    #: Tests that depend on the number of ranks and nodes, and on NCCL; others compile for OpenCL, which takes long.
     COLLECTIVE = "every_op or TestVariables or collectives_inside or had_once"
 
     @staticmethod
@@ -76,7 +76,7 @@ class TestOnGpu:
 
 @pytest.mark.opencl
 class TestFailuresInsideNccl:
-    """With the stand-in, which waits for dead ranks as NCCL does."""
+    """Failures with `fake_nccl`, which waits for dead ranks as NCCL does."""
 
     pytestmark = slow
 
@@ -109,7 +109,7 @@ class TestFailuresInsideNccl:
             except synk.WorkerDied as error:
                 print("WorkerDied", error.rank, error.exitcode, error.pid == worker)
             assert time.monotonic() - began < scaled(5)
-            assert w.get_value().tolist() == [1] * 5  # this process lives, and its device works
+            assert w.get_value().tolist() == [1] * 5  # the controller's device still works
             try:
                 f()
             except synk.SessionError as error:
@@ -129,7 +129,7 @@ class TestFailuresInsideNccl:
                     synk.all_reduce(w, "sum")
                 except synk.WorkerError as error:
                     print("WorkerError", error)
-            synk.all_reduce(w, "sum", nccl=False)  # the host's memory serves on
+            synk.all_reduce(w, "sum", nccl=False)  # collectives in host memory still work
             print(w.get_value())
             synk.close()
         """)
@@ -162,7 +162,7 @@ class TestDemos:
     @pytest.mark.parametrize(
         ("kind", "number"),
         [
-            pytest.param("opencl", 3, marks=pytest.mark.opencl),  # it calls all collectives
+            pytest.param("opencl", 3, marks=pytest.mark.opencl),  # calls all collectives
             *[pytest.param("cuda", number, marks=pytest.mark.cuda) for number in range(1, 6)],
         ],
     )

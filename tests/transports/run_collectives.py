@@ -2,9 +2,9 @@
 
     [mpiexec -n N] python run_collectives.py TRANSPORT DEVICES NODES FILE
 
-TRANSPORT: "shared memory"; "mpi votes" or "mpi pieces" (all arrays travel with the leaders' votes, or in many pieces);
-"host" (GPUs without NCCL); "nccl"; "stand-in" (for NCCL). DEVICES: names with commas between them. NODES: numbers of
-ranks on each node, with commas between them. FILE: where the results of each collective go, by the names of `name_of`.
+TRANSPORT: "shared memory"; "mpi votes" or "mpi pieces" (arrays are sent with the leaders' votes, or in many pieces);
+"host" (GPUs without NCCL); "nccl"; "stand-in" (for NCCL). DEVICES: names separated by commas. NODES: the number of
+ranks on each node, separated by commas. FILE: receives the results of each collective, under the names of `name_of`.
 """
 
 import importlib
@@ -14,18 +14,18 @@ import sys
 import numpy as np
 
 import synkhronos._collectives.buckets as parts
-import synkhronos._collectives.hierarchical as across_machines
+import synkhronos._collectives.hierarchical as hierarchical
 import synkhronos._session.lifecycle as lifecycle
 from synkhronos._collectives import OPS
 
 DTYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64")
 SHAPES = {"vector": (7,), "matrix": (13, 9), "empty": (0, 3), "row": (1,)}
-WEIGHTS = (3.0, 0.0, 1.25, 2.125, 0.5, 1.0, 0.5, 2.0)  # whose averages of whole numbers are never halves
+WEIGHTS = (3.0, 0.0, 1.25, 2.125, 0.5, 1.0, 0.5, 2.0)  # weighted averages of integers are never halves
 WEIGHTED = "weighted avg"
 
 
 def value(rank, dtype, shape_name):
-    """What a variable holds on a rank."""
+    """Return the value of a variable on a rank."""
     random = np.random.RandomState([rank, DTYPES.index(dtype), sorted(SHAPES).index(shape_name)])
     return (random.rand(*SHAPES[shape_name]) * (2 if dtype == "bool" else 5)).astype(dtype)
 
@@ -35,26 +35,26 @@ def name_of(what, dtype, shape_name):
 
 
 def has(op, dtype):
-    """Whether an op is asked of a dtype: nobody averages truth values."""
+    """Return whether an op is tested on a dtype: booleans are only compared."""
     return not (dtype == "bool" and op in ("avg", "sum", "prod", WEIGHTED))
 
 
 def fork_on_nodes(nodes, way):
-    """Fork so many ranks on each node, which move arrays in one way; returns a list to which the ways are added."""
+    """Fork the given number of ranks on each node; return a list that records how arrays were sent between nodes."""
     import synkhronos as synk
 
     if way == "votes":
         parts._SMALL_BYTES = 1 << 20
     else:
         parts._SMALL_BYTES, parts._SHARED_BYTES, parts._LEAST_BYTES = 0, 16, 64
-    ways, divide = [], across_machines.divide
+    ways, divide = [], hierarchical.divide
 
     def record(collective):
         with_votes, pieces = divide(collective)
         ways.extend(["votes"] * any(part.array.size for part in with_votes) + ["pieces"] * (len(pieces) > 1))
         return with_votes, pieces
 
-    across_machines.divide = record
+    hierarchical.divide = record
     own = nodes[int(os.environ["PMI_RANK"])]
     lifecycle.find_free_devices = lambda *_: ["cpu"] * own
     assert synk.fork(use_gpu=False, master_rank=own - 1, timeout=60) == sum(nodes)

@@ -1,6 +1,6 @@
-"""The contract of every transport: each collective, op and dtype on several ranks, compared with NumPy.
+"""One contract for all transports: each collective, op and dtype on several ranks, compared with NumPy.
 
-`run_collectives.py` carries out all of them in a program of its own, since a process can take GPUs only once. The tests
+`run_collectives.py` executes all of them in a program of its own, because a process can take GPUs only once. The tests
 compare each result.
 """
 
@@ -22,16 +22,16 @@ TOLERANCE = {"float16": 4e-3, "float32": 1e-5, "float64": 1e-12}
 
 
 class Transport(NamedTuple):
-    """How ranks are connected.
+    """Transport, devices and nodes of a run.
 
     Attributes
     ----------
     way : str
         The first argument of `run_collectives.py`.
     kind : str
-        Of devices: ``"cpu"``, ``"opencl"`` or ``"cuda"``.
+        Kind of devices: ``"cpu"``, ``"opencl"`` or ``"cuda"``.
     nodes : tuple of int
-        How many ranks each node has.
+        Number of ranks of each node.
     """
 
     way: str
@@ -44,7 +44,7 @@ class Transport(NamedTuple):
 
     @property
     def root(self):
-        """The rank of the controller: the last one of the first node."""
+        """Rank of the controller: the last rank of the first node."""
         return self.nodes[0] - 1
 
 
@@ -69,7 +69,7 @@ TRANSPORTS = [
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """The results of `run_collectives.py`, which runs once for each transport."""
+    """Return a function that returns the results of `run_collectives.py`, which runs once for each transport."""
     done = {}
 
     def outcome(transport):
@@ -101,7 +101,7 @@ def outcomes(tmp_path_factory):
 
 
 def expected(op, dtype, shape, n_ranks, returned):
-    """The reduction, computed by NumPy with the dtypes that the documentation promises."""
+    """Return the reduction computed by NumPy, with the dtype that the documentation states."""
     values = [value(rank, dtype, shape) for rank in range(n_ranks)]
     kind = np.dtype(dtype).kind
     if op in ("avg", WEIGHTED):
@@ -136,7 +136,7 @@ class TestContract:
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_reductions_are_those_of_numpy(self, outcomes, transport, op, dtype):
         if not has(op, dtype):
-            pytest.skip("truth values are not added")
+            pytest.skip("booleans are not added")
         found, n_ranks = outcomes(transport), transport.n_ranks
         for shape in SHAPES:
             kept = expected(op, dtype, shape, n_ranks, returned=False)
@@ -144,7 +144,7 @@ class TestContract:
             for rank in range(n_ranks):
                 got = found[name_of(f"all_reduce {op}/rank {rank}", dtype, shape)]
                 check(got, kept, dtype)
-                np.testing.assert_array_equal(got, first)  # the same to the bit
+                np.testing.assert_array_equal(got, first)  # bitwise equal
             if op == WEIGHTED:
                 continue
             for rank in range(n_ranks):
