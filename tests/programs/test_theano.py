@@ -1,4 +1,4 @@
-"""Features of Theano that `_theano_compat` must preserve, alone and on ranks, compared with NumPy and plain Theano."""
+"""Theano's features that `_theano_compat` must preserve, alone and on ranks, compared with NumPy and plain Theano."""
 
 import functools
 import shutil
@@ -21,7 +21,7 @@ pytestmark = theano_only("Theano's features, one by one")
 
 
 def powers(x, n, coefficients):
-    """Sums of powers by a loop in a loop: ``sum(c[k] * x ** k)``, each power computed again."""
+    """Return ``sum(c[k] * x ** k)`` by a loop whose steps compute each power in an inner loop."""
 
     def power(k, x):
         steps, _ = theano.scan(lambda p, x: p * x, outputs_info=T.ones_like(x), non_sequences=x, n_steps=k)
@@ -32,9 +32,9 @@ def powers(x, n, coefficients):
     return terms.sum(axis=0)
 
 
-@pytest.mark.timeout(300)  # with nothing compiled yet
+@pytest.mark.timeout(300)  # with an empty compile cache
 class TestNestedLoops:
-    """A scan in a scan, and what Theano differentiates by loops of its own."""
+    """A scan in a scan, and derivatives for which Theano creates loops."""
 
     C = np.array([2.0, -1.0, 0.5])
     X = np.array([0.5, -1.5, 2.0, 1.0])
@@ -49,7 +49,7 @@ class TestNestedLoops:
         synchronize(2)
         x, _, y = self.graph()
         wanted = [y, T.grad(y.sum(), x), theano.gradient.jacobian(y, x), theano.gradient.hessian(y.sum(), x)]
-        mode = theano.compile.get_default_mode().excluding("fusion", "inplace")  # which compiles less
+        mode = theano.compile.get_default_mode().excluding("fusion", "inplace")  # compiles less
         function = synk.function([x], [(one, "gather") for one in wanted], mode=mode)
         slopes, curvatures = 2 - 2 * self.X + 1.5 * self.X**2, -2 + 3 * self.X
         for call, parts in ((function.as_theano, [slice(4)]), (function, [slice(2), slice(2, 4)])):
@@ -68,13 +68,13 @@ class TestNestedLoops:
 
 
 def product_cases():
-    """Shapes of a product of which at least one axis is empty, and two where none is."""
+    """Return shapes of products with at least one empty axis, and two without."""
     sizes = (0, 1, 3)
     return [(m, k, n) for m in sizes for k in sizes for n in sizes if 0 in (m, k, n)] + [(3, 1, 3), (1, 3, 3)]
 
 
 class TestProductsWithoutElements:
-    """What a rank meets that has no rows."""
+    """Products with empty arrays, which a rank without rows computes."""
 
     @staticmethod
     @functools.lru_cache
@@ -136,7 +136,7 @@ class TestProductsWithoutElements:
         assert m.get_value().shape == shape
 
     @pytest.mark.parametrize("n_ranks", [1, 2])
-    def test_a_network_learns_nothing_from_no_rows(self, dtype, n_ranks, synchronize):
+    def test_a_step_without_rows_changes_nothing(self, dtype, n_ranks, synchronize):
         synchronize(n_ranks)
         rng = np.random.RandomState(0)
         weights = [theano.shared(rng.randn(*shape).astype(dtype)) for shape in [(4, 5), (5, 3), (3,)]]
@@ -154,7 +154,7 @@ class TestProductsWithoutElements:
 
 
 class TestTopK:
-    """`topk`, `argtopk` and both, and what else they have to be right about."""
+    """`topk`, `argtopk` and `topk_and_argtopk`."""
 
     X = np.array([[[3.0, 1.0], [2.0, 5.0], [7.0, 0.0]], [[6.0, 4.0], [9.0, 8.0], [-1.0, -2.0]]])
 
@@ -219,14 +219,14 @@ def test_pooling_in_python_is_that_in_c(mode):
 
 @functools.lru_cache
 def functions_that_need_rows():
-    """Sums of squares, and of all elements by a loop over the rows."""
+    """Return functions that compute the sum of squares, and the sum of all elements by a loop over rows."""
     x = T.dtensor3("x")
     sums, _ = theano.scan(lambda row, total: total + row.sum(), sequences=x, outputs_info=T.zeros((), "float64"))
     return [synk.function([x], (y.sum(), "sum")) for y in (x.flatten(2) ** 2, sums[-1])]
 
 
 class TestNoDataPoints:
-    """A rank without rows computes nothing; where no rank has any, an error says so."""
+    """A rank without rows computes nothing; a call without rows on any rank is an error."""
 
     @pytest.mark.parametrize("which", [0, 1], ids=["flatten", "scan"])
     def test_fewer_rows_than_ranks(self, which, synchronize):
@@ -243,7 +243,7 @@ class TestNoDataPoints:
             function(np.ones((0, 2, 2)))
         assert_close(function(np.ones((1, 2, 2)), num_slices=2), 4.0)
 
-    def test_other_errors_say_nothing_of_it(self, synchronize):
+    def test_other_errors_do_not_mention_rows(self, synchronize):
         synchronize(2)
         a, b = T.dmatrices("ab")
         function = synk.function([a], T.dot(a, b).sum(), bcast_inputs=[b])
@@ -252,8 +252,8 @@ class TestNoDataPoints:
         assert "no data points" not in str(caught.value)
 
 
-def test_what_is_expected_of_theanos_own_tests_is_held(tmp_path):
-    """A listed test that passes, and one that is not there, are errors; see ``tests/theano/run.py``."""
+def test_the_list_of_theanos_failing_tests_is_checked(tmp_path):
+    """``tests/theano/run.py`` fails if a listed test passes or does not exist."""
     for name in ("run.py", "pytest.ini"):
         shutil.copy(ROOT / "tests" / "theano" / name, tmp_path)
     test = "tests/test_config.py::T_config::test_invalid_default"
@@ -269,4 +269,4 @@ def test_what_is_expected_of_theanos_own_tests_is_held(tmp_path):
     assert status == 1 and "[XPASS(strict)] a reason" in out
     status, out = run("# a reason\ntests/test_config.py::gone_*\n")
     assert status == 1 and "tests/test_config.py::gone_* is expected to fail, and there is no such test" in out
-    assert run(f"# a reason\n{test} 3.8\ntests/test_rop.py::gone\n")[0] == 0  # of another Python, another module
+    assert run(f"# a reason\n{test} 3.8\ntests/test_rop.py::gone\n")[0] == 0  # another Python and another module

@@ -1,4 +1,4 @@
-"""Theano and Lasagne work on this Python, in any import order; each case has its own process."""
+"""Theano and Lasagne work on current Python, in any import order; each case runs in its own process."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ pytestmark = theano_only("Theano patched for current Python")
 
 
 def write_compiler(path, first=""):
-    """Make a compiler that executes some commands before it compiles; returns its path."""
+    """Write a compiler script that executes some commands before it compiles, and return its path."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(f'#!/bin/sh\n{first}\nexec {shutil.which("g++")} "$@"\n')
     path.chmod(0o755)
@@ -33,7 +33,7 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_any_order_of_imports_works_in_silence(order, tmp_path):
+def test_any_order_of_imports_works_without_messages(order, tmp_path):
     out, err = python(
         f"""
         import {order}
@@ -99,7 +99,7 @@ def test_theano_imported_without_the_hook_is_patched_afterwards():
     assert out.endswith("<built-in function perform>")
 
 
-@pytest.mark.parametrize("module", ["lasagne", "theano.gpuarray.linalg"])  # Scan imports the second one
+@pytest.mark.parametrize("module", ["lasagne", "theano.gpuarray.linalg"])  # Scan imports the second module
 def test_no_module_needs_pkg_resources(module):
     out, _ = python(
         f"""
@@ -112,9 +112,9 @@ def test_no_module_needs_pkg_resources(module):
     assert out == "False"
 
 
-@pytest.mark.timeout(300)  # with nothing compiled yet
+@pytest.mark.timeout(300)  # with an empty compile cache
 class TestScan:
-    """Scan's loop is C code on every Python; where that cannot be compiled, Theano runs it in Python."""
+    """Scan's loop is C code on every Python; where it cannot be compiled, Theano runs it in Python."""
 
     POWERS = """
         import logging, sys
@@ -139,7 +139,7 @@ class TestScan:
 
     @pytest.fixture(scope="class")
     def folder(self, tmp_path_factory):
-        """Of a compiler that refuses the loop while there is a file ``refuse``, and a cache that it has filled."""
+        """Return a folder with a compiler that refuses the loop while a file ``refuse`` exists, and a filled cache."""
         folder = tmp_path_factory.mktemp("scan")
         refuse = f"test -e {folder}/refuse && echo tried >> {folder}/log && exit 1"
         write_compiler(folder / "bin" / "g++", f'case "$*" in *scan_perform*) {refuse};; esac')
@@ -148,7 +148,7 @@ class TestScan:
 
     @staticmethod
     def run(program, folder):
-        quiet = "ignore:synkhronos.fork:RuntimeWarning"  # more ranks than cores
+        quiet = "ignore:synkhronos.fork:RuntimeWarning"  # about more ranks than cores
         path = f"{folder}/bin:{os.environ['PATH']}"
         return python(program, PATH=path, THEANO_FLAGS=f"base_compiledir={folder}/cache", PYTHONWARNINGS=quiet)
 
@@ -196,7 +196,7 @@ class TestScan:
         python(self.POWERS, THEANO_FLAGS="cxx=")
 
 
-@pytest.mark.timeout(300)  # with nothing compiled yet
+@pytest.mark.timeout(300)  # with an empty compile cache
 def test_lasagne_trains_a_convolutional_network():
     _, err = python(
         """
@@ -241,9 +241,9 @@ def test_no_compiler_is_reported_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("flags", ["device=cuda", "device=cpu,init_gpu_device=cuda0"])
-def test_a_gpu_that_is_not_there_is_reported_in_one_line(flags, tmp_path):
+def test_a_missing_gpu_is_reported_in_one_line(flags, tmp_path):
     (tmp_path / "pygpu").mkdir()
-    (tmp_path / "pygpu" / "__init__.py").write_text("raise ImportError")  # whatever this machine has
+    (tmp_path / "pygpu" / "__init__.py").write_text("raise ImportError")  # hides an installed pygpu
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     _, err = python("import theano", THEANO_FLAGS=flags, PYTHONPATH=path)
     named = flags.split(",")[-1]
@@ -267,7 +267,7 @@ def test_a_gpu_that_fails_is_reported_by_the_first_line_of_its_error():
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_missing_headers_are_reported_in_one_line(warm, tmp_path):
-    """Without Python.h; Theano's own extension lies in its cache, or does not."""
+    """Python.h is missing, with Theano's own extension in its cache or not."""
     if shutil.which("g++") is None:
         pytest.skip("there is no compiler")
     fail = "{ echo 'mod.cpp:1:10: fatal error: Python.h: No such file or directory' >&2; exit 1; }"
@@ -290,7 +290,7 @@ def test_missing_headers_are_reported_in_one_line(warm, tmp_path):
 
 
 class TestHeaders:
-    """Theano's headers are compiled once, and a module that cannot use them is compiled as ever."""
+    """Theano's headers are precompiled once; a module that cannot use them is compiled as usual."""
 
     PROGRAM = """
         import theano, theano.tensor as T, numpy as np
@@ -300,8 +300,8 @@ class TestHeaders:
     """
 
     def compile(self, folder, number, **environment):
-        """Compile something into a cache; returns the headers that are in it then, and when they were made."""
-        flags = f"base_compiledir={folder},synkhronos.vector_elementwise=False"  # all modules have the same flags then
+        """Compile a function; return the precompiled headers in the cache, and the times of their compilation."""
+        flags = f"base_compiledir={folder},synkhronos.vector_elementwise=False"  # all modules have the same flags
         out, _ = python(self.PROGRAM.format(number=number), THEANO_FLAGS=flags, **environment)
         made = Path(out.strip()).glob("synkhronos_headers/*/*.gch")
         return {path.parent.name: path.stat().st_mtime_ns for path in made}

@@ -1,7 +1,7 @@
-"""Runs Theano's own tests, which come with its wheel, on today's Python: ``run.py [--quick] [pytest's arguments]``.
+"""Run Theano's own tests, which are in its wheel, on current Python: ``run.py [--quick] [pytest's arguments]``.
 
-They were written for nose, which is replaced here as far as they use it. The file ``expected.txt`` lists the tests that
-fail, and why. The run fails where any other test fails, where one of those passes, and where one is not there any more.
+The tests were written for nose; this module replaces the parts of nose that they use. The file ``expected.txt`` lists
+tests that fail, and the reasons. The run fails if another test fails, or if a listed test passes or does not exist.
 """
 
 import fnmatch
@@ -14,7 +14,7 @@ import unittest
 
 import pytest
 
-import synkhronos  # noqa: F401  (it patches Theano, which therefore comes after it)
+import synkhronos  # noqa: F401  (patches Theano, so it comes before Theano)
 
 import theano  # isort: skip
 
@@ -52,7 +52,7 @@ LONG = (
 
 
 def nose():
-    """What Theano's tests use of nose, by the names of its modules."""
+    """Return replacements for the parts of nose that Theano's tests use, by module name."""
     case = unittest.TestCase()
 
     def raises(*exceptions):
@@ -79,10 +79,10 @@ def nose():
     contents = {
         "nose": {"SkipTest": unittest.SkipTest},
         "nose.plugins": {},
-        "nose.plugins.attrib": {"attr": lambda name: getattr(pytest.mark, name)},  # all are "slow"
+        "nose.plugins.attrib": {"attr": lambda name: getattr(pytest.mark, name)},  # only attr("slow") is used
         "nose.plugins.skip": {"SkipTest": unittest.SkipTest},
         "nose.tools": tools,
-        "nose.util": {"isgenerator": inspect.isgeneratorfunction},  # for NumPy's decorators
+        "nose.util": {"isgenerator": inspect.isgeneratorfunction},  # used by NumPy's decorators
     }
     modules = {}
     for name, namespace in contents.items():
@@ -96,7 +96,7 @@ def nose():
 
 
 def expected():
-    """The reason of each test that is expected to fail on this Python, by its name, or by a pattern of names."""
+    """Return the reasons of tests that are expected to fail on this Python, by name or pattern of names."""
     reasons, reason = {}, None
     for line in (HERE / "expected.txt").read_text().splitlines():
         if line.startswith("# "):
@@ -109,12 +109,12 @@ def expected():
 
 
 def name_of(item):
-    """A test's name: ``tests/test_rop.py::test_RopLop::test_max``."""
+    """Return a test's name, such as ``tests/test_rop.py::test_RopLop::test_max``."""
     return "::".join([item.path.relative_to(THEANO).as_posix(), *item.nodeid.split("::")[1:]])
 
 
 class Plugin:
-    """Runs nose's generators of tests, and marks what is expected to fail."""
+    """Pytest plugin that runs nose's test generators, and marks tests that are expected to fail."""
 
     def __init__(self):
         self.reasons = expected()
@@ -122,7 +122,7 @@ class Plugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makeitem(self, collector, name, obj):
-        """Make one test of a generator of tests; let classes be set up as nose does it."""
+        """Collect a test generator as one test, and set up classes as nose does."""
         if inspect.isclass(obj) and not issubclass(obj, unittest.TestCase):
             names = {"setup": "setup_method", "setUp": "setup_method", "tearDown": "teardown_method"}
             for of_nose, own in names.items():
@@ -139,7 +139,7 @@ class Plugin:
         return None
 
     def pytest_collection_modifyitems(self, session, items):
-        """Mark what is expected to fail, and note what of it is not there in modules that are."""
+        """Mark tests that are expected to fail, and record listed tests that the collected modules do not have."""
         unseen = set(self.reasons)
         for item in items:
             for pattern, reason in self.reasons.items():
@@ -151,18 +151,18 @@ class Plugin:
             self.missing = sorted(pattern for pattern in unseen if pattern.split("::")[0] in modules)
 
     def pytest_terminal_summary(self, terminalreporter):
-        """Name what is listed and is not there."""
+        """Print the names of listed tests that do not exist."""
         for name in self.missing:
             terminalreporter.line(f"ERROR {name} is expected to fail, and there is no such test")
 
     def pytest_sessionfinish(self, session):
-        """Fail for what is listed and is not there."""
+        """Fail if a listed test does not exist."""
         if self.missing and session.exitstatus == 0:
             session.exitstatus = 1
 
 
 def main(arguments):
-    """Run the quick modules, or all, or those that are named; returns pytest's exit status."""
+    """Run the quick modules, all modules or the named ones, and return pytest's exit status."""
     sys.modules.update(nose())
     options = ["-c", str(HERE / "pytest.ini"), f"--rootdir={THEANO}", "--pyargs"]
     quick = "--quick" in arguments
