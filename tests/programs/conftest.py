@@ -1,4 +1,4 @@
-"""Fixtures of tests of code that takes the place of Theano's."""
+"""Fixtures for tests of code that replaces Theano's."""
 
 import pytest
 from backend import theano
@@ -6,13 +6,13 @@ from backend import theano
 
 @pytest.fixture
 def switch(request, monkeypatch):
-    """Turn the replacement that a module is about, its ``SWITCH``, on or off for what is compiled from now on."""
+    """Return a function that switches a test module's ``SWITCH`` on or off for functions compiled later."""
     return lambda is_on: monkeypatch.setattr(theano.config.synkhronos, request.module.SWITCH, is_on)
 
 
 @pytest.fixture
 def on_and_off(switch):
-    """A function that returns what another one makes with the replacement, and what it makes without."""
+    """Return a function that calls another one with the replacement and without, and returns both results."""
 
     def both(make):
         made = make()

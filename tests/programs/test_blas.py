@@ -1,6 +1,6 @@
-"""The BLAS that Theano is linked to: which one is found, which are refused, and the messages.
+"""The BLAS that Theano is linked to: which is chosen, which are refused, and the messages.
 
-Libraries are made by the C compiler, with integers of 32 or 64 bits and with faults that the tests order.
+The C compiler builds test libraries with integers of 32 or 64 bits, and with faults.
 """
 
 import ctypes
@@ -68,7 +68,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 def build(path, *options, kind="-shared", **macros):
-    """Compile a BLAS to this path; returns the path. ``INT=long`` makes it one of 64 bits."""
+    """Compile a BLAS to a path, and return the path. ``INT=long`` gives it integers of 64 bits."""
     path.parent.mkdir(parents=True, exist_ok=True)
     right = {"INT": "int", "FAULT": "(void)0", "DOT": "sum", "GEMV": "sum + (*beta == 0 ? 0 : *beta * y[i])"}
     macros = [f"-D{name}={value}" for name, value in {**right, **macros}.items()]
@@ -78,20 +78,20 @@ def build(path, *options, kind="-shared", **macros):
 
 
 def make_foreign(file):
-    """Have a library say that it is made for another processor."""
+    """Mark a library as built for another processor."""
     head = bytearray(file.read_bytes())
     head[18] ^= 1
     file.write_bytes(head)
 
 
 def chosen(program="", **variables):
-    """Import Theano, execute a program; returns the flags that it has then, and what was said."""
+    """Import Theano and execute a program; return the BLAS flags, and the messages."""
     source = "import theano\n" + program + "\nprint(theano.config.blas.ldflags)"
     surroundings = {"THEANO_FLAGS": None, "THEANORC": "/dev/null", "SYNKHRONOS_BLAS": None, **variables}
     return python(source, **surroundings)
 
 
-#: Multiplies matrices by Theano's C code, which is compiled again with other flags.
+#: Multiplies matrices by Theano's C code, which is recompiled when flags change.
 LINKED = """
     import numpy as np, theano, theano.tensor as T, threadpoolctl
     before = {library["filepath"] for library in threadpoolctl.threadpool_info()}
@@ -102,7 +102,7 @@ LINKED = """
     (node,) = product.maker.fgraph.toposort()
     name = (node.op.c_libraries() or ["none"])[0]
     after = {library["filepath"] for library in threadpoolctl.threadpool_info()}
-    assert after == before, (before, after)  # so that limits set before the first call hold
+    assert after == before, (before, after)  # thread limits set before the first call still apply
     assert any("blas" in path for path in after)
     modules = {line.split()[-1] for line in open("/proc/self/maps") if theano.config.compiledir in line}
     linked = [path for path in modules if f"lib{name}".encode() in open(path, "rb").read()]
@@ -118,7 +118,7 @@ def test_compiled_code_is_linked_and_finds_its_blas_in_the_next_process():
 
 
 class TestRoutines:
-    """What is tried before Theano may be linked to a BLAS."""
+    """Routines are tried before Theano is linked to a BLAS."""
 
     @needs_compiler
     @pytest.mark.parametrize(
@@ -147,12 +147,12 @@ class TestRoutines:
         [
             ("*(int *)n", True, 8),
             ("*(long *)n", True, 0),
-            ("((int *)n)[1]", False, 0),  # what 32 bits at that address are in big-endian order
+            ("((int *)n)[1]", False, 0),  # 32 bits at that address in big-endian order
             ("*(long *)n", False, 8),
         ],
     )
     def test_the_length_that_32_and_64_bits_give_in_both_byte_orders(self, read, little, seen, tmp_path):
-        """None of them is longer than the vectors, so that no other memory is read."""
+        """No length exceeds the vectors, so that no other memory is read."""
         source = f"double ddot_(void *n, double *x, void *incx) {{ long size = {read}; return size < 0 ? 0 : size; }}"
         file = str(tmp_path / "dot.so")
         command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", file]
@@ -168,9 +168,9 @@ class TestRoutines:
 
 
 class TestFork:
-    """A BLAS is tried in a fork, of which nothing stays."""
+    """A BLAS is tried in a forked process, which leaves nothing behind."""
 
-    def test_what_ends_the_process(self):
+    def test_a_blas_that_ends_the_process(self):
         words = b"INTEL MKL FATAL ERROR: Cannot load libmkl_core.so.\n"
         faults = {
             "it ends the process": lambda: os._exit(3),
@@ -181,13 +181,13 @@ class TestFork:
             assert blas_probe.try_routines(load) == blas_probe.Linked(trouble)
 
     @needs_compiler
-    def test_what_it_says_is_no_trouble_where_all_is_well(self, tmp_path):
+    def test_messages_of_a_working_blas_are_ignored(self, tmp_path):
         file = str(build(tmp_path / "blas.so"))
         tried = blas_probe.try_routines(lambda: (os.write(2, b"OpenBLAS WARNING\n"), blas_probe.load(file))[1])
         assert tried == blas_probe.Linked(file=file)
 
-    def test_what_intels_openmp_registers(self):
-        """It makes such a file where it is loaded, and removes it at an exit of the usual kind."""
+    def test_the_registration_file_of_intels_openmp_is_removed(self):
+        """Intel's OpenMP creates the file when it is loaded, and removes it only at a regular exit."""
 
         def load():
             with open(f"/dev/shm/__KMP_REGISTERED_LIB_{os.getpid()}_{os.getuid()}", "w") as file:
@@ -198,7 +198,7 @@ class TestFork:
         assert "__KMP_REGISTERED_LIB_" in registered
         assert not os.path.exists(registered)
 
-    def test_what_never_ends(self, monkeypatch):
+    def test_a_blas_that_never_answers(self, monkeypatch):
         monkeypatch.setattr(blas_probe, "_PROBE_SECONDS", 1)
         before = set(psutil.Process().children())
         assert blas_probe.try_routines(lambda: time.sleep(100)).trouble == "it gave no answer within 1 seconds"
@@ -218,7 +218,7 @@ class TestFork:
 
 
 class TestChoice:
-    """Where the user names no flags."""
+    """The choice of a BLAS where the user sets no flags."""
 
     def test_the_current_openblas_comes_first(self):
         out, err = chosen()
@@ -227,7 +227,7 @@ class TestChoice:
         assert chosen(SYNKHRONOS_BLAS="scipy-openblas32")[0] == out
 
     def test_every_standard_name_is_one_of_its_routines(self):
-        """A prototype of each, in C++ that is linked to it, so that none is left undefined."""
+        """Each name that the header redefines is exported by the library."""
         [[flags, library, prefix]] = [one for one in blas.candidates("g++") if one.prefix]
         header = flags.split("-include")[1]
         renamed = subprocess.run(["g++", "-E", "-x", "c++", header], capture_output=True, text=True, check=True).stdout
@@ -257,7 +257,7 @@ class TestChoice:
             ("mkl", "there is no such BLAS: `python -m pip install mkl` brings it"),
         ],
     )
-    def test_a_choice_that_is_not_there_is_reported(self, choice, reason):
+    def test_a_missing_choice_is_reported(self, choice, reason):
         if choice == "mkl" and list(blas.candidates("g++", "mkl")):
             pytest.skip("MKL is here")
         out, err = chosen(SYNKHRONOS_BLAS=choice)
@@ -289,12 +289,12 @@ class TestChoice:
         (tmp_path / "libopenblas.so").symlink_to(bundled[0])
         paths = {"LIBRARY_PATH": str(tmp_path), "LD_LIBRARY_PATH": f"{tmp_path}:{Path(bundled[0]).parent}"}
         assert chosen(SYNKHRONOS_BLAS="system", **paths)[0] == "-lopenblas"
-        # What only the linker finds would not load later.
+        # A library that only the linker finds could not be loaded later.
         only_linked = chosen(SYNKHRONOS_BLAS="system", LIBRARY_PATH=paths["LIBRARY_PATH"])[0]
         assert only_linked != "-lopenblas" or any(flags == "-lopenblas" for flags, *_ in blas.candidates("g++"))
 
     @needs_compiler
-    def test_a_blas_of_the_system_with_long_integers_is_passed_over(self, tmp_path):
+    def test_a_blas_of_the_system_with_long_integers_is_skipped(self, tmp_path):
         build(tmp_path / "libopenblas.so", INT="long")
         paths = {"LIBRARY_PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
         program = """
@@ -323,7 +323,7 @@ class TestChoice:
 
 
 def in_one_way(way, flags, folder):
-    """The begin of a program whose flags are named in this way, and the variables of its environment."""
+    """Return the start of a program that sets flags in one of three ways, and its environment variables."""
     (folder / "rc").write_text(f"[blas]\nldflags = {flags}\n")
     if way == "assigned":
         return f"theano.config.blas.ldflags = '{flags}'\n", {}
@@ -331,33 +331,33 @@ def in_one_way(way, flags, folder):
 
 
 class TestFlags:
-    """Where the user names flags, in any of Theano's ways."""
+    """Flags that the user sets, in any of Theano's ways."""
 
     def test_empty_flags_win(self):
         assert chosen(THEANO_FLAGS="blas.ldflags=") == ("", "WARNING (theano.tensor.blas): " + NUMPYS)
 
-    def test_what_links_no_blas_stays_and_is_reported(self, tmp_path):
+    def test_flags_without_a_blas_are_kept_and_reported(self, tmp_path):
         (tmp_path / "rc").write_text("[blas]\nldflags = -lm -lc\n")
         out, err = chosen(THEANORC=str(tmp_path / "rc"))
         assert (out, err) == ("-lm -lc", "blas.ldflags=-lm -lc: none of the libraries has the routine sdot_")
 
     @needs_compiler
     @pytest.mark.parametrize("way", ["THEANO_FLAGS", "theanorc", "assigned"])
-    def test_what_works_stays_in_silence(self, way, tmp_path):
+    def test_flags_that_work_are_kept_without_a_message(self, way, tmp_path):
         build(tmp_path / "libmine.so.3")
         flags = f"-L{tmp_path} -l:libmine.so.3"
         program, variables = in_one_way(way, flags, tmp_path)
         program += "import numpy as np, theano.tensor as T\nx = T.dmatrix()\n"
         program += "product = theano.function([x], T.dot(x, x))\nassert (product(np.ones((3, 3))) == 3).all()\n"
         program += "assert 'libmine.so.3' in open('/proc/self/maps').read()"
-        # in a cache of its own: where another process compiles, Theano says that it waits
+        # its own cache, because Theano prints a message while it waits for another process to compile
         assert chosen(program, HOME=str(tmp_path), **variables) == (flags, "")
 
     @needs_compiler
     @pytest.mark.parametrize("way", ["THEANO_FLAGS", "theanorc", "assigned", "renamed"])
     def test_a_blas_with_long_integers_is_refused(self, way, tmp_path):
         options = []
-        if way == "renamed":  # by which NumPy's own could be linked
+        if way == "renamed":  # with the names in NumPy's own BLAS
             options = [f"-D{name}={name}64_" for name in blas_probe.SYMBOLS]
         build(tmp_path / "libmine.so", *options, INT="long")
         flags = " ".join([*options, f"-L{tmp_path}", "-lmine"])
@@ -386,7 +386,7 @@ class TestFlags:
         [("__builtin_trap()", "it ends the process by signal 4"), ('puts("no parts"), exit(2)', "no parts")],
     )
     def test_a_blas_that_would_end_the_program_does_not_end_its_imports(self, fault, trouble, tmp_path):
-        build(tmp_path / "libmine.so", FAULT=fault)  # as MKL does that lacks a part
+        build(tmp_path / "libmine.so", FAULT=fault)  # as MKL does where a part is missing
         flags = f"-L{tmp_path} -lmine"
         assert chosen(THEANO_FLAGS=f"blas.ldflags={flags}") == (flags, f"blas.ldflags={flags}: {trouble}")
 
@@ -396,7 +396,7 @@ NUMPYS = "Using NumPy C-API based implementation for BLAS functions."
 
 @needs_compiler
 class TestLinking:
-    """What is reported of flags that cannot be linked."""
+    """Reports on flags that cannot be linked, and flags that can."""
 
     @pytest.mark.parametrize(
         ("flags", "words"),
@@ -448,7 +448,7 @@ class TestLinking:
         assert os.path.exists(linked.file) == ("mine" in flags)
 
     def test_a_library_that_may_not_be_read(self, tmp_path, monkeypatch):
-        """Root may read every file: here it is a link to nothing."""
+        """A broken link stands for an unreadable file, because root can read all files."""
         (tmp_path / "libmine.so").symlink_to("nothing")
         with pytest.raises(OSError, match=f"cannot find -lmine.*; {tmp_path}/libmine.so is a broken link"):
             blas_probe.link(f"-L{tmp_path} -lmine", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Compiled code is found again, by workers and by other processes, and all ranks run the same code."""
+"""Theano's compile cache: workers and other processes find compiled code, and all ranks run the same code."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ f(np.ones((5, 3), "float32"), np.zeros(5, "int32"))
 synk.close()
 """
 
-#: A step with a clipped norm, whose rounding shows how its parts were compiled.
+#: A step with a clipped norm, whose rounding depends on how its parts were compiled.
 STEP = f"""
 import numpy as np
 {"import theano, theano.tensor as T" if on_theano else "import pytensor as theano, pytensor.tensor as T"}
@@ -49,7 +49,7 @@ with synk.session(3):
     assert not differ, differ
 """
 
-#: Without synkhronos.
+#: A program without synkhronos.
 ALONE = """
 inputs, loss, updates = step()
 theano.function(inputs, loss, updates=updates)(np.zeros(8, int), np.zeros(8))
@@ -60,7 +60,7 @@ import synkhronos as synk
 rng = np.random.RandomState(0)
 with synk.session(3):
     inputs, loss, updates = step()
-    theano.function(inputs, [loss * 2, *(new for _, new in updates)])  # the controller alone has code of its parts
+    theano.function(inputs, [loss * 2, *(new for _, new in updates)])  # only the controller has compiled its parts
     f = synk.function([], [(loss, "avg")], bcast_inputs=inputs, updates=updates)
     for _ in range(50):
         f(rng.randint(0, 20, 8), rng.randn(8))
@@ -70,7 +70,7 @@ with synk.session(3):
 
 
 def run(folder, script=SCRIPT):
-    """Run a script with a compile cache of its own; returns the names of Theano's modules that are in it then."""
+    """Run a script with a compile cache of its own; return the names of the modules in the cache afterwards."""
     variable = "THEANO_FLAGS" if on_theano else "PYTENSOR_FLAGS"
     flags = ",".join([os.environ.get(variable, ""), f"base_compiledir={folder}"]).strip(",")
     command, environment = [sys.executable, "-W", "ignore", "-c", script], {**os.environ, variable: flags}
@@ -88,7 +88,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
 
 @pytest.mark.timeout(600)
 def test_replicas_are_equal_in_the_first_session_on_a_machine(tmp_path):
-    """The controller has just compiled what the workers load."""
+    """The workers load code that the controller has just compiled."""
     run(tmp_path, STEP + FRESH)
 
 

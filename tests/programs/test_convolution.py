@@ -1,4 +1,4 @@
-"""Convolutions by vector code: Theano's results up to rounding, and Theano's own code where it does not apply."""
+"""Convolutions by vector code: results equal Theano's up to rounding, and other cases use Theano's own code."""
 
 import itertools
 
@@ -20,7 +20,7 @@ TOLERANCE = {"float32": 1e-4, "float64": 1e-12}
 
 
 def all_directions(dtype, cases):
-    """A function of images, filters and results: of each case the results, and both gradients."""
+    """Return a function that computes the convolution and both gradients in each case."""
     kind = T.TensorType(dtype, (False,) * 4)
     images, filters, results = inputs = [kind("images"), kind("filters"), kind("to")]
     outputs = []
@@ -47,7 +47,7 @@ def test_the_results_are_those_of_theanos_own_code(dtype, on_and_off):
         height, width, kernel = rng.randint(13, 24), rng.randint(13, 24), rng.randint(1, 5, 2)
         images, weights = rng.randn(n, channels, height, width), rng.randn(filters, channels, *kernel)
         given = [one.astype(dtype) for one in (images, weights, rng.randn(n, filters, 60, 60))]
-        if turn % 3 == 1:  # of other strides
+        if turn % 3 == 1:  # other strides
             given = [np.asfortranarray(one) for one in given]
         for got, expected in zip(ours(*given), theanos(*given)):
             assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
@@ -67,24 +67,24 @@ def test_values_that_are_not_finite_stay_where_they_are():
 
 
 def code_of(function):
-    """The C++ code of each of a function's correlations."""
+    """Return the C++ code of each correlation of a function."""
     return list(cpp_codes(function, lambda node: isinstance(node.op, corr.BaseCorrMM)).values())
 
 
 def convolution(groups=1, unshared=False):
-    """A convolution and its gradient, as users write them."""
+    """Return a function of a convolution and its gradients, as users write it."""
     images, filters = T.ftensor4("images"), T.TensorType("float32", (False,) * (6 if unshared else 4))("filters")
     results = T.nnet.conv2d(images, filters, num_groups=groups, unshared=unshared)
     return theano.function([images, filters], [results, *T.grad((results**2).sum(), [images, filters])])
 
 
-def test_convolutions_take_the_vector_code():
+def test_convolutions_use_the_vector_code():
     codes = code_of(convolution())
     assert len(codes) == 3 and all("synkhronos::correlate_arrays<npy_float>" in code for code in codes)
 
 
 @pytest.mark.parametrize("what", ["groups", "unshared", "off", "OpenMP"])
-def test_what_does_not_suit_takes_theanos_code(what, switch, monkeypatch):
+def test_unsupported_cases_use_theanos_code(what, switch, monkeypatch):
     switch(what != "off")
     monkeypatch.setattr(theano.config, "openmp", what == "OpenMP")
     function = convolution(2 if what == "groups" else 1, what == "unshared")
@@ -119,7 +119,7 @@ def test_several_in_one_module():
     assert (whole == 16).all() and (parts == 8).all()
 
 
-def test_padding_that_would_take_much_memory_takes_theanos_code():
+def test_padding_that_would_take_much_memory_uses_theanos_code():
     source = """
         import os, resource
         import numpy as np, synkhronos, theano, theano.tensor as T

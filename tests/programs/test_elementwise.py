@@ -1,4 +1,4 @@
-"""Elementwise operations by vector code: results of Theano's own loop, up to fused products and sums."""
+"""Elementwise operations by vector code: results equal those of Theano's loop, up to fused multiply-adds."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ SWITCH = "vector_elementwise"
 
 
 def expressions(dtype):
-    """What update rules and activations compute: of three vectors, a number, and a matrix."""
+    """Return a function of expressions from update rules and activations on vectors, a number and a matrix."""
     p, m, v = [T.TensorType(dtype, (False,))(name) for name in "pmv"]
     a, x = T.TensorType(dtype, ())("a"), T.TensorType(dtype, (False, False))("x")
     outputs = [p - a * m / (T.sqrt(v) + 1e-8), a * m + (1 - a) * p**2, x * p + a, T.maximum(x, 0) - a * x, T.neq(p, m)]
@@ -41,8 +41,8 @@ def test_the_switch_gives_the_compiler_its_flag(on_and_off):
 
 
 def broadcast(dtype):
-    """Operations whose arrays are broadcast along some axes, one of them in place."""
-    kept = ((0, 1, 2, 3), (1,), (0,), (3,), ())  # along all others they are broadcast
+    """Return functions with arrays that are broadcast along some axes, the second one in place."""
+    kept = ((0, 1, 2, 3), (1,), (0,), (3,), ())  # they are broadcast along all other axes
     patterns = [[axis not in axes for axis in range(4)] for axes in kept]
     x, channel, row, column, number = [T.TensorType(dtype, pattern)(name) for name, pattern in zip("xcrdn", patterns)]
     outputs = [(x - channel) * channel + number, x * row + channel * column, x * column - number * row, channel * row]

@@ -1,4 +1,4 @@
-"""Sums of the results of elementwise operations as one op: NumPy's results, wherever Theano fuses."""
+"""Sums fused with elementwise operations: results equal NumPy's wherever Theano fuses."""
 
 import itertools
 import pickle
@@ -15,7 +15,7 @@ pytestmark = [theano_only("Theano's sums of elementwise operations, fused"), pyt
 
 SWITCH = "fused_sum"
 
-FIXED = {  # inputs, and the axes along which they are broadcast
+FIXED = {  # broadcast pattern of each input
     "x": (False,) * 4,
     "y": (False,) * 4,
     "channel": (True, False, True, True),
@@ -44,12 +44,12 @@ def inputs_of(dtype):
 
 
 def fused(function):
-    """How many sums were fused."""
+    """Return the number of fused sums of a function."""
     return sum(isinstance(node.op, T.elemwise.SumOfElementwise) for node in function.maker.fgraph.toposort())
 
 
 def sums(dtype):
-    """A function of all the sums."""
+    """Return a function that computes all sums."""
     inputs = inputs_of(dtype)
     outputs = [eval(text, {"T": T, **inputs}).sum(axis=axes) for text, axes in EXPRESSIONS]
     return theano.function(list(inputs.values()), outputs)
@@ -62,7 +62,7 @@ def arrays(shape, dtype, seed=0):
 
 
 def in_numpy(values):
-    """The sums in NumPy, in float64, and what their errors are measured by."""
+    """Yield each sum computed by NumPy in float64, and the scale of its error."""
     names = dict(zip(FIXED, (value.astype("float64") for value in values)))
     functions = {"sqr": np.square, "exp": np.exp, "tanh": np.tanh, "maximum": np.maximum}
     numpy = types.SimpleNamespace(**functions, switch=np.where, gt=np.greater)
@@ -101,7 +101,7 @@ def test_accumulators_and_results_of_other_precision():
         assert got.dtype == dtype
         np.testing.assert_allclose(got, one, tolerance)
     ones = theano.function([x], T.cast(T.gt(x, 0.5), "float32").sum())(np.full((5000, 5000), 1, "float32"))
-    assert ones == 25e6  # more than a float32 could count up to
+    assert ones == 25e6  # beyond 2**24, where adding 1 to a float32 has no effect
 
 
 def test_values_that_are_not_finite():
@@ -126,12 +126,12 @@ def test_lengths_that_differ_are_theanos_error(switch):
     assert messages[0] == messages[1]
 
 
-def test_what_does_not_suit_is_left_to_theano(switch, monkeypatch):
+def test_unsupported_cases_are_left_to_theano(switch, monkeypatch):
     x, y, z = T.fmatrix("x"), T.imatrix("y"), T.TensorType("float16", (False, False))("z")
     square = T.sqr(x)
     mode = theano.Mode("py", "fast_run")
     for inputs, outputs in (
-        ([x], [square, square.sum(0)]),  # the squares are wanted
+        ([x], [square, square.sum(0)]),  # the squares are an output, too
         ([x], [T.exp(x).sum(0), T.exp(x).sum(1)]),
         ([y], [(y * y).sum(0)]),
         ([z], [(z * z).sum(0)]),

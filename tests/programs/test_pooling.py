@@ -1,4 +1,4 @@
-"""Pooling by vector code: bitwise equal to Theano's own code, which is used where it does not apply."""
+"""Pooling by vector code: bitwise equal to Theano's own code, which is used in other cases."""
 
 import itertools
 import re
@@ -17,7 +17,7 @@ SWITCH = "vector_pooling"
 MODES = ("max", "sum", "average_inc_pad", "average_exc_pad")
 FLOATS = ("float32", "float64")
 
-#: Of each dtype: windows, whether a border is ignored, and modes.
+#: For each dtype: windows, values of ``ignore_border``, and modes.
 CASES = {
     "float32": ([(2, 2)], [True, False], MODES),
     "float64": ([(1, 2, 3)], [True, False], ["max", "average_exc_pad"]),
@@ -31,7 +31,7 @@ def pooled(x, window, ignore_border, mode, **options):
 
 
 def everything(dtype):
-    """A function of all cases; of floats, with gradients and gradients of the gradients."""
+    """Return a function of all cases; for floats, with gradients and second derivatives."""
     x, u, outputs = T.TensorType(dtype, (False,) * 4)("x"), T.TensorType(dtype, (False,) * 4)("u"), []
     for window, ignore_border, mode in itertools.product(*CASES[dtype]):
         y = pooled(x, window, ignore_border, mode)
@@ -43,7 +43,7 @@ def everything(dtype):
 
 
 def values(rng, shape, dtype):
-    """Few different ones, so that windows have ties; of floats, also NaN and zeros of both signs."""
+    """Draw few distinct values, so that windows have ties; for floats also NaN and zeros of both signs."""
     array = rng.randint(0, 3, shape).astype(dtype) if dtype.startswith("u") else rng.randint(-3, 3, shape).astype(dtype)
     if dtype in FLOATS:
         array[rng.rand(*shape) < 0.3] *= 0.37
@@ -59,7 +59,7 @@ def test_the_bits_are_those_of_theanos_own_code(dtype, on_and_off):
     for turn in range(60):
         n, c, h, w = rng.randint(1, 4), rng.randint(1, 4), rng.randint(3, 20), rng.randint(5, 40)
         x, u = values(rng, (n, c, h, w), dtype), values(rng, (n, c, h, w), dtype)
-        if turn % 3 == 1:  # of other strides
+        if turn % 3 == 1:  # other strides
             x, u = (np.asfortranarray(array) for array in (x, u))
         for got, expected in zip(ours(x, u), theanos(x, u)):
             assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
@@ -77,7 +77,7 @@ def test_small_and_empty_images(on_and_off, ignore_border, mode):
 
 
 def code_of(function):
-    """The C++ code of each of a function's pooling operations."""
+    """Return the C++ code of each pooling operation of a function."""
     names = ("Pool", "MaxPoolGrad", "AveragePoolGrad", "DownsampleFactorMaxGradGrad")
     return list(cpp_codes(function, lambda node: type(node.op).__name__ in names).values())
 
@@ -85,7 +85,7 @@ def code_of(function):
 CALL = re.compile(r"synkhronos::Pooling<dtype_V\d+, \d+, \d+, \d+>::(\w+)")
 
 
-def test_windows_that_suit_take_the_vector_code():
+def test_supported_windows_use_the_vector_code():
     x = T.tensor4("x")
     y = pool.pool_2d(x, (2, 2), ignore_border=True)
     gradient = T.grad((y**2).sum(), x)
@@ -94,7 +94,7 @@ def test_windows_that_suit_take_the_vector_code():
 
 
 @pytest.mark.parametrize("what", ["stride", "padding", "variable", "half", "off", "large"])
-def test_what_does_not_suit_takes_theanos_code(what, switch):
+def test_unsupported_cases_use_theanos_code(what, switch):
     switch(what != "off")
     x = T.tensor4("x") if what != "half" else T.TensorType("float16", (False,) * 4)("x")
     options = {"stride": {"stride": (1, 1)}, "padding": {"pad": (1, 1)}}.get(what, {})
@@ -102,7 +102,7 @@ def test_what_does_not_suit_takes_theanos_code(what, switch):
     inputs = [window] if what == "variable" else []
     y = pool.Pool(ndim=2, ignore_border=True, mode="max")(x, window, **options)
     function = theano.function([x, *inputs], [y, T.grad(y.sum(), x)], mode=theano.Mode("cvm", None))
-    if what != "half":  # Theano has none for these
+    if what != "half":  # Theano has no C code for float16
         assert not any(CALL.search(code) for code in code_of(function))
     given = np.random.RandomState(0).rand(2, 3, 20, 40).astype(x.dtype)
     got, gradient = function(given, *([[2, 2]] * len(inputs)))

@@ -1,4 +1,4 @@
-"""Sums by vector code: over rows bitwise equal to Theano's, over runs up to the accumulator's rounding."""
+"""Sums by vector code: bitwise equal to Theano's over rows, equal up to rounding over contiguous elements."""
 
 import itertools
 
@@ -16,13 +16,13 @@ AXES = [axes for n in range(1, 5) for axes in itertools.combinations(range(4), n
 
 
 def all_sums(dtype, **options):
-    """A function of the sums over all choices of axes."""
+    """Return a function of the sums over each subset of axes."""
     x = T.TensorType(dtype, (False,) * 4)("x")
     return theano.function([x], [x.sum(axis=axes, **options) for axes in AXES])
 
 
 def codes_of(function):
-    """The C++ code of each of a function's sums, by its axes."""
+    """Return the C++ code of each sum of a function, by its axes."""
     codes = cpp_codes(function, lambda node: isinstance(node.op, T.elemwise.Sum))
     return {node.op.axis: code for node, code in codes.items()}
 

@@ -1,4 +1,4 @@
-"""The hyperbolic tangent without branches: its error, and its values at the ends of the number line."""
+"""The branch-free hyperbolic tangent: its error, and its values for extreme arguments."""
 
 import pickle
 import subprocess
@@ -14,11 +14,11 @@ pytestmark = [theano_only("Theano's tanh, in vector code"), pytest.mark.usefixtu
 
 SWITCH = "vector_tanh"
 
-LARGEST = {"float32": 0.51, "float64": 3.0}  # errors, in units in the last place
+LARGEST = {"float32": 0.51, "float64": 3.0}  # largest errors, in units in the last place
 
 
 def all_magnitudes(dtype):
-    """Numbers of all magnitudes, and many about those where the result is neither its argument nor 1."""
+    """Draw numbers of all magnitudes, and many in the range where tanh is neither its argument nor 1."""
     rng = np.random.RandomState(0)
     lowest = np.finfo(dtype).minexp
     spread = np.ldexp(1 + rng.rand(100_000), rng.randint(lowest - 10, 6, 100_000))
@@ -94,8 +94,8 @@ def test_several_in_one_module():
 
 
 def test_a_gpus_compiler_gets_its_own():
-    """Theano hands the text to it, without Python's headers."""
+    """Theano passes the support code to the GPU's compiler without Python's headers."""
     code = T.tanh(T.fscalar()).owner.op.scalar_op.c_support_code()
-    assert "struct" not in code  # which Theano takes for something that GPUs cannot have
+    assert "struct" not in code  # Theano refuses support code with structs on GPUs
     given = subprocess.run(["g++", "-E", "-P", "-xc++", "-"], input=f"{code}\nsynkhronos_tanh(1)", text=True, stdout=-1)
     assert given.stdout.split() == ["tanh(1)"]
