@@ -19,14 +19,14 @@ def weights(rng, *shape):
 
 
 def normalized(h, gain):
-    """Batch normalisation, over rows or over images."""
+    """Apply batch normalization over rows or images."""
     axes = (0,) if h.ndim == 2 else (0, 2, 3)
     gain = gain if h.ndim == 2 else gain.dimshuffle("x", 0, "x", "x")
     return gain * (h - h.mean(axes, keepdims=True)) / T.sqrt(h.var(axes, keepdims=True) + 1e-4)
 
 
 class Autoencoder(Program):
-    """A variational autoencoder: noise of the size of the rows, a loss of two parts, Adam."""
+    """A variational autoencoder with noise for each row, a loss of two terms, and Adam."""
 
     def __init__(self):
         rng = np.random.RandomState(5)
@@ -51,7 +51,7 @@ class Autoencoder(Program):
 
 
 class Adversaries(Program):
-    """A generator and a discriminator with batch normalisation, trained in turns by two functions."""
+    """A generator and a discriminator with batch normalization, trained alternately by two functions."""
 
     def __init__(self):
         rng = np.random.RandomState(6)
@@ -85,7 +85,7 @@ class Adversaries(Program):
         return T.nnet.sigmoid(T.dot(features, self.out)), features
 
     def cost(self, features, features_of_fakes):
-        """The mean features of the minibatch, and their spread, are matched."""
+        """Return the cost of differences between the mean features of minibatches, and between their deviations."""
         spread = abs(features.std(axis=0) - features_of_fakes.std(axis=0)).mean()
         return T.mean(abs(features.mean(axis=0) - features_of_fakes.mean(axis=0))) + 0.1 * spread
 

@@ -1,8 +1,8 @@
 """Programs with the structure of Keras 1 and 2 on Theano: results on all ranks equal those on one process.
 
-There is a small library here of that structure: a backend with functions that take updates, a scalar that says
-training from testing, moving averages as updates of layers, a model that compiles its functions late, an optimizer with
-its own learning rate and number of steps, weights of samples, metrics.
+This module has a small library with that structure: a backend with functions that take updates, a scalar that
+distinguishes training from testing, moving averages as updates of layers, a model that compiles its functions late,
+an optimizer with its own learning rate and number of steps, sample weights, and metrics.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ pytestmark = theano_only("programs of Keras on Theano")
 
 
 class Function:
-    """As the backend's: it is called with a list."""
+    """A function like those of Keras's backend, which takes a list."""
 
     def __init__(self, inputs, outputs, updates=(), name=None):
         options = {"allow_input_downcast": True, "on_unused_input": "ignore", "name": name}
@@ -99,7 +99,7 @@ class Adam:
 
 
 class Keras(Program):
-    """A model for classification; version 2 chooses the phase by a switch, version 1 by a condition."""
+    """A classifier. Keras 2 selects the phase by a switch, Keras 1 by a condition."""
 
     def __init__(self):
         self.phase = T.scalar(dtype="uint8", name="keras_learning_phase")
@@ -137,7 +137,7 @@ class Keras(Program):
         n = 10 + i % 3
         x, y, weights = rng.randn(n, 5).astype("float32"), np.eye(3)[rng.randint(0, 3, n)], rng.randint(0, 3, n) * 0.5
         results = [*self.train([x, y, weights, 1]), *self.test([x, y, np.ones(n), 0]), *self.predict([x, 0])]
-        if i == 5:  # as callbacks do
+        if i == 5:  # as callbacks change the learning rate
             self.optimizer.rate.set_value(0.5 * self.optimizer.rate.get_value())
         if i == 9:
             for var in self.weights[:2]:

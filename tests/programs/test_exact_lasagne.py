@@ -16,7 +16,7 @@ N_CLASSES = 3
 
 
 class Normalization(layers.Layer):
-    """Batch normalisation, as the recipe has it: averages that move by default updates of clones of their variables."""
+    """Batch normalization as in the recipe: default updates of clones of the variables compute the moving averages."""
 
     def __init__(self, incoming):
         super().__init__(incoming)
@@ -40,7 +40,7 @@ class Normalization(layers.Layer):
 
 
 class Example(Program):
-    """Training and evaluation as of the example for MNIST; a subclass has the network."""
+    """Training and evaluation as in the MNIST example; subclasses define the network."""
 
     shape = (None, 1, 6, 6)
     new_input = staticmethod(T.tensor4)
@@ -91,7 +91,7 @@ class ConvolutionsAndBatchNormalisation(Example):
 
 
 class ClippedRecurrent(Example):
-    """As the recipes for text: an embedding, an LSTM with a mask of its own shape, gradients that are clipped."""
+    """A network as in the recipes for text, with an embedding, an LSTM and clipped gradients."""
 
     shape = (None, 5)
     new_input = staticmethod(T.imatrix)

@@ -24,7 +24,7 @@ def data(seed=1):
 
 
 class LeNet(Program):
-    """Minibatches as inputs."""
+    """A convolutional network with minibatches as inputs."""
 
     def __init__(self):
         rng = np.random.RandomState(123)
@@ -50,7 +50,7 @@ class LeNet(Program):
 
 
 class GivensAndIndex(Program):
-    """The data lie in shared variables, and the minibatch, which is divided, is chosen by its number."""
+    """Data in shared variables. A number selects the minibatch, which is sharded."""
 
     options = (("shard", ("x", "y")),)
 
@@ -71,13 +71,13 @@ class GivensAndIndex(Program):
 
 
 class Undivided(GivensAndIndex):
-    """Every rank computes the whole."""
+    """The same program without sharding: every rank computes the full minibatch."""
 
     options = ()
 
 
 class ContrastiveDivergence(Program):
-    """A restricted Boltzmann machine, trained by CD-2: a chain of Gibbs sampling in a scan, with a random stream."""
+    """A restricted Boltzmann machine, trained by CD-2: Gibbs sampling in a scan, with a random stream."""
 
     def __init__(self):
         rng = np.random.RandomState(4)

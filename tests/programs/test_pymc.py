@@ -1,4 +1,4 @@
-"""PyMC's models, divided by the rows of their data, compared with PyMC alone."""
+"""PyMC models, divided by the rows of their data, compared with PyMC alone."""
 
 import contextlib
 import functools
@@ -19,7 +19,7 @@ from synkhronos.extensions.pymc import parallel  # noqa: E402
 
 N = 71
 NUMBA = theano.config.linker == "numba"
-#: Optimised in full, and nothing compiled, unless the tests are run with numba.
+#: Fully optimized and not compiled, unless the tests run with numba.
 FLAGS = {} if NUMBA else {"linker": "py", "cxx": ""}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False, "chains": 1, "cores": 1}
 
@@ -72,7 +72,7 @@ def mixture():
 
 
 def hidden_markov():
-    """Many short sequences: rows are sequences."""
+    """Many short sequences, one in each row."""
     move = pm.Dirichlet("move", np.ones(2), shape=(2, 2))
     density = pm.logp(pm.Normal.dist(pm.Normal("mu", shape=2), 1), T.as_tensor_variable(draws(17, 4))[:, :, None])
 
@@ -126,7 +126,7 @@ def potential_of_data():
 
 
 def latent():
-    """A parameter for each row."""
+    """A model with a parameter for each row."""
     z = pm.Normal("z", shape=N)
     pm.NegativeBinomial("y", mu=T.exp(pm.HalfNormal("s") * z), alpha=2.0, observed=np.arange(N) % 4)
 
@@ -135,7 +135,7 @@ MODELS = [
     *(hierarchical, of_data, logistic, poisson, crossed, mixture, hidden_markov, gaussian_process, missing, potential),
     *(multivariate, latent, likelihoods_of_two_lengths, censored, potential_of_data),
 ]
-#: Those of which ranks exchange rows, if only of the gradient; of all others they add sums.
+#: Models for which ranks gather rows of values or gradients. For all other models, ranks only add sums.
 GATHERED = {gaussian_process, missing, latent}
 
 
@@ -148,7 +148,7 @@ def model_of(build):
 
 @functools.cache
 def alone(build):
-    """What PyMC's own function gives for some points."""
+    """Return the values and gradients of PyMC's own function at some points."""
     function = model_of(build).logp_dlogp_function(ravel_inputs=True)
     n = sum(value.size for value in model_of(build).initial_point().values())
     points = [0.3 * draws(n, seed=seed) for seed in range(3)]
@@ -177,7 +177,7 @@ def test_density_and_gradient(synchronize, build, n_ranks):
     assert any("gather" in kind for kind in kinds) == (build in GATHERED), kinds
 
 
-def test_the_hierarchical_model_meets_twice_at_most(synchronize):
+def test_the_hierarchical_model_has_at_most_two_exchanges(synchronize):
     synchronize(2)
     with parallel(model_of(hierarchical)) as model:
         function = model.logp_dlogp_function(ravel_inputs=True)
@@ -247,7 +247,7 @@ def test_few_rows(synchronize):
 
 
 @pytest.mark.parametrize("shape", [(1, 60), (2, 60), (60, 1), (2, 5), (3, 3), (1, 1), (2,), (1,)], ids=str)
-def test_shapes_are_no_data(synchronize, shape):
+def test_data_of_any_shape_are_sharded_if_an_axis_is_longer_than_1(synchronize, shape):
     synchronize(2)
     with pm.Model() as model:
         mean = pm.Normal("mu", shape=(shape[0], 1) if len(shape) == 2 else None)
@@ -310,7 +310,7 @@ def test_several_chains_at_a_time_are_refused(synchronize, method):
         pm.sample(**options)
 
 
-def test_what_cannot_be_divided(synchronize, no_session):
+def test_models_that_cannot_be_divided(synchronize, no_session):
     with pytest.raises(synk.SessionError, match="fork"), parallel(model_of(logistic)):
         pass
     synchronize(2)
@@ -327,11 +327,11 @@ NUTPIE = """
     from synkhronos._graph.ops import Collective
     from synkhronos.extensions.pymc import building, parallel
 
-    master, failing = os.getpid(), Path(sys.argv[1], "failing")
+    controller, failing = os.getpid(), Path(sys.argv[1], "failing")
     meet = Collective.perform
 
     def perform(self, *args):
-        if os.getpid() != master and failing.exists():
+        if os.getpid() != controller and failing.exists():
             raise ArithmeticError("in a worker")
         meet(self, *args)
 
@@ -381,14 +381,14 @@ NUTPIE = """
     sample_until(failing.touch)
     failing.unlink()
     sample_until(lambda: os.kill(os.getpid(), signal.SIGINT))
-    with parallel(model):  # the session is as it was
+    with parallel(model):  # the session is still usable
         pm.sample(draws=5, tune=5, nuts_sampler="nutpie", **quiet)
     sample_until(lambda: os.kill(worker_pids()[0], signal.SIGKILL))
     synk.close()
 """
 
 
-def test_nutpie_ends_with_what_goes_wrong(tmp_path):
+def test_nutpie_raises_the_error_of_a_failed_call(tmp_path):
     pytest.importorskip("nutpie")
     environment = {**os.environ, "PYTHONPATH": python_path()}
     out, _ = run_script(NUTPIE, str(tmp_path), fresh=True, timeout=850 if NUMBA else 150, environment=environment)

@@ -1,4 +1,4 @@
-"""Calls of PyMC with a model in `parallel(model)`, compared with the same calls outside of it."""
+"""PyMC's functions on a model in `parallel(model)`, compared with the same calls outside of it."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ import xarray as xr  # noqa: E402
 from synkhronos.extensions.pymc import parallel  # noqa: E402
 
 N = 70
-#: Little is optimised and nothing compiled: the mode makes no difference to what is tested here.
+#: Hardly optimized and not compiled, because the mode does not affect these tests.
 FLAGS = {} if theano.config.linker == "numba" else {"mode": "FAST_COMPILE", "linker": "py", "cxx": ""}
 QUIET = {"progressbar": False, "random_seed": 3}
 SHORT = {**QUIET, "quiet": True, "compute_convergence_checks": False, "chains": 1, "cores": 1, "draws": 4, "tune": 4}
@@ -35,7 +35,7 @@ def quick():
 
 
 def hierarchical():
-    """`pm.Data` with dims, a deterministic with a row for each observation, a potential over data."""
+    """A model with dims, a deterministic with a row for each observation, and a potential over data."""
     x, groups = pm.Data("x", X, dims="obs"), pm.Data("groups", GROUPS, dims="obs")
     a, b = pm.Normal("a", dims="group"), pm.Normal("b")
     mu = pm.Deterministic("mu", a[groups] + b * x, dims="obs")
@@ -287,7 +287,7 @@ def alone(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_it_is_what_pymc_alone_computes(synchronize, name):
+def test_results_equal_those_of_pymc_alone(synchronize, name):
     synchronize(2)
     build, function = CALLS[name]
     with parallel(model_of(build)) as model:
