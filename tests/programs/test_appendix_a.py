@@ -1,7 +1,7 @@
-"""The program of the paper's Appendix A: its Theano version (Figure 4) and its Synkhronos version (Figure 5) agree.
+"""Appendix A of the paper: its Theano program (Figure 4) and its Synkhronos program (Figure 5) agree.
 
-With plain SGD the average of the ranks' parameters after a step is the step with the average of their gradients; on
-equal shares that is the serial step, up to rounding.
+With plain SGD, the average of the ranks' parameters after a step equals a step with the average of their gradients. On
+equal shares this is the serial step, up to rounding.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ CLASSES = 5
 
 
 def build_cnn():
-    """A small convolutional network; the same parameters each time."""
+    """Build a small convolutional network with the same parameters each time."""
     rng = np.random.RandomState(1)
 
     def weights(name, *shape):
@@ -37,7 +37,7 @@ def build_cnn():
 
 
 def setup_training(network, param_vars, learning_rate=0.5):
-    """Plain SGD on the mean cross-entropy."""
+    """Return the updates of plain SGD on the mean cross-entropy, the targets and the loss."""
     target_var = T.ivector("y")
     loss = T.nnet.categorical_crossentropy(network, target_var).mean()
     gradients = T.grad(loss, param_vars)
@@ -46,7 +46,7 @@ def setup_training(network, param_vars, learning_rate=0.5):
 
 
 def load_dataset(n=600):
-    """Images of 8×8 whose class is the place of a bright blob."""
+    """Return images of 8×8 pixels whose class is the position of a bright blob, and their classes."""
     rng = np.random.RandomState(2)
     y = rng.randint(0, CLASSES, n).astype("int32")
     X = 0.2 * rng.randn(n, 1, 8, 8)
@@ -64,7 +64,7 @@ def iter_minibatch_idxs(n, size, shuffle, seed=3):
 
 
 def train_theano():
-    """Figure 4."""
+    """Train as in Figure 4."""
     network, input_var, param_vars = build_cnn()
     updates, target_var, _ = setup_training(network, param_vars)
     train_fn = theano.function(inputs=[input_var, target_var], updates=updates)
@@ -76,7 +76,7 @@ def train_theano():
 
 
 def train_synkhronos():
-    """Figure 5, after its ``synk.fork()``."""
+    """Train as in Figure 5, after ``synk.fork()``."""
     network, input_var, param_vars = build_cnn()
     updates, target_var, loss = setup_training(network, param_vars)
     train_fn = synk.function(inputs=[input_var, target_var], updates=updates)
@@ -104,4 +104,4 @@ def test_appendix_a(session, serial):
             np.testing.assert_array_equal(values, on_ranks[0])
         np.testing.assert_allclose(on_ranks[0], expected, rtol=1e-4, atol=1e-5)
     assert loss < np.log(CLASSES)
-    assert accuracy > 0.4  # it learns
+    assert accuracy > 0.4  # better than chance

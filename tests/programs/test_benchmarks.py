@@ -1,4 +1,4 @@
-"""The harness of the benchmarks: turns, medians and ratios, gaps, the page; and one small figure."""
+"""The harness of the benchmarks: turns, medians and ratios, missing peers, the page, and one small figure."""
 
 import json
 import os
@@ -47,7 +47,7 @@ CONTESTANT = """
 
 @pytest.fixture
 def contestant(tmp_path):
-    """A function that makes a contestant of no work, which notes its turns and answers as requested."""
+    """Return a function that makes a contestant which does no work, records its turns and answers as requested."""
     (tmp_path / "some_contestant.py").write_text(textwrap.dedent(CONTESTANT))
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
 
@@ -70,8 +70,8 @@ def test_medians_and_quartiles():
 
 def test_ratios_and_differences_are_of_medians_with_the_spread_of_the_rounds():
     slow, fast = Sample([[4, 4, 40], [6, 6, 6], [9, 9, 9]]), Sample([[2, 2, 2], [2, 2, 2], [3, 3, 3]])
-    assert ratio(slow, fast) == Estimate(6 / 2, 2.5, 3)  # of the rounds: 2, 3 and 3
-    assert difference(slow, fast) == Estimate(4, 3, 5)  # 2, 4 and 6
+    assert ratio(slow, fast) == Estimate(6 / 2, 2.5, 3)  # ratios of the rounds: 2, 3 and 3
+    assert difference(slow, fast) == Estimate(4, 3, 5)  # differences of the rounds: 2, 4 and 6
 
 
 def test_contestants_have_turns_and_a_warm_up_that_does_not_count(contestant, tmp_path):
@@ -117,7 +117,7 @@ def test_a_contestant_that_fails(contestant, trouble, message):
 
 
 def example():
-    """A result with a row of each kind."""
+    """Return a result with a row of each kind."""
     result = Result("example", "An example: of sorts", "What was done.", environment={"date": "today", "busy": 90})
     bounds = {"memory": Sample([[0.25, 0.5, 0.75]])}
     result.record("Time", "ms", {"Synkhronos": Sample([[1, 2, 3]])}, {"peer": "peer is not installed"}, bounds)
@@ -201,7 +201,7 @@ def test_the_remarks_belong_to_figures():
 
 
 @theano_only("contestants in Theano's names")
-def test_what_the_machine_allows():
+def test_limits_of_the_machine_are_plausible():
     with Contest([], aside=[limits.LIMITS]) as contest:
         found = contest.run(1, limits.turns("copy", "add", "product", "flag"), warm_up=0)
         assert contest.alike(n=1) == {}

@@ -1,4 +1,4 @@
-"""Every demo runs, checks its numbers and leaves nothing behind; and where the digits come from."""
+"""Every demo runs, checks its results and leaves nothing behind; the sources of the digits."""
 
 import gzip
 import hashlib
@@ -37,7 +37,7 @@ ARGUMENTS = {
     "hierarchical": ["--ranks", "2", "--rows", "300", "--draws", "20"],
     "run_lasagne_demos": [*SMALL, "--model", "custom_mlp:1,32,0,0", "--ranks", "2", "--json", "all.json"],
 }
-LAST_LINES = {  # of all others: that all results agree
+LAST_LINES = {  # other demos print that all results agree
     "train": "accuracy: ",
     "digits": "test accuracy 0.9",
     "run": "plot: lasagne_mnist.png",
@@ -46,7 +46,7 @@ LAST_LINES = {  # of all others: that all results agree
 
 
 def marked(demo):
-    """A demo as a parameter of a test; those that are written in Theano's or Lasagne's names are marked."""
+    """Return a demo as a parameter of a test, with a mark if it needs Lasagne or PyMC."""
     lasagne = pytest.param(demo, marks=theano_only("Lasagne"))
     if demo.parent.name == "pymc":
         return pytest.param(demo, marks=pytest.mark.skipif(find_spec("pymc") is None, reason="PyMC is not installed"))
@@ -54,7 +54,7 @@ def marked(demo):
 
 
 def run_demo(command, folder, timeout=280):
-    """Run a demo in an empty folder; its output, after a look at what it left."""
+    """Run a demo in an empty folder, check that it left nothing behind, and return its output."""
     mark = f"{os.getpid()}-{os.urandom(8).hex()}"
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "SYNKHRONOS_TEST": mark, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -91,7 +91,7 @@ def test_demo_as_a_script(demo, tmp_path):
 
 
 def compare_reports(reports):
-    """Check that two ranks trained as plain Theano did, where the minibatches are the same."""
+    """Check that two ranks with the same minibatches trained as plain Theano did."""
     assert [report["ranks"] for report in reports] == [1, 2, 2]
     theano_losses, losses, _ = ([epoch["train_loss"] for epoch in r["epochs"]] for r in reports)
     np.testing.assert_allclose(losses, theano_losses, rtol=1e-4)
@@ -128,17 +128,17 @@ def test_minibatches_of_ranks_draw_each_row_once(lengths, size):
         assert all(training.count(batch) <= size for batch in batches)
 
 
-# Where the digits come from.
+# The sources of the digits.
 
 
 def idx(array):
-    """Write an array of bytes in the IDX format."""
+    """Return an array of bytes in the IDX format."""
     return struct.pack(f">2xBB{array.ndim}I", 8, array.ndim, *array.shape) + array.tobytes()
 
 
 @pytest.fixture
 def mnist(monkeypatch):
-    """Make a small data set in MNIST's format, whose checksums are the expected ones; the files' bytes."""
+    """Replace MNIST's files and checksums by those of a small data set; return the bytes of each file."""
     rng = np.random.RandomState(0)
     files = {}
     for name in data.FILES:
@@ -151,7 +151,7 @@ def mnist(monkeypatch):
 
 @pytest.fixture
 def mirror(tmp_path_factory):
-    """Serve a folder over HTTP: its path and its address."""
+    """Serve a folder over HTTP, and yield its path and address."""
     folder = tmp_path_factory.mktemp("mirror")
     handler = partial(type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": print}), directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -210,7 +210,7 @@ def test_digits_without_a_network(tmp_path, capsys):
     again = data.load("digits")
     assert all(np.array_equal(a, b) for a, b in zip(sets[:6], again[:6]))
     images = np.concatenate(sets[0:6:2]).reshape(-1, 784)
-    assert len(images) == 1797 and len(np.unique(images, axis=0)) == 1797  # no image in two sets
+    assert len(images) == 1797 and len(np.unique(images, axis=0)) == 1797  # no image is in two sets
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_digits_without_a_network(tmp_path, capsys):
         ("--data", "digist", "there is no folder 'digist': expected one that exists, or 'digits'"),
     ],
 )
-def test_what_is_mistyped_is_refused_first(tmp_path, monkeypatch, capsys, option, value, reason):
+def test_mistyped_options_are_refused_first(tmp_path, monkeypatch, capsys, option, value, reason):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         cli.parse_arguments(cli.make_parser("A demo"), [option, value])
@@ -233,14 +233,14 @@ def test_what_is_mistyped_is_refused_first(tmp_path, monkeypatch, capsys, option
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_right_is_taken(tmp_path):
+def test_correct_options_are_accepted(tmp_path):
     for model in ("cnn", "mlp", "custom_mlp:1,32,0.1,0.2"):
         for place in ("digits", str(tmp_path)):
             args = cli.parse_arguments(cli.make_parser("A demo"), ["--model", model, "--data", place])
             assert (args.model, args.data) == (model, place)
 
 
-def test_broken_files_say_so(tmp_path):
+def test_broken_files_are_reported(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"\x00\x00\x0d\x01" + bytes(8))
     with pytest.raises(ValueError, match="is not an IDX file of unsigned bytes"):

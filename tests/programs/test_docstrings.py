@@ -1,6 +1,6 @@
-"""The examples in docstrings run, on either backend, and print what they show; each public object has one.
+"""Examples in docstrings run on both backends and print the output that they show; each public object has one.
 
-They share this process: starting one for each would take longer than all of them together.
+They share this process, because starting a process for each would take longer than all of them together.
 """
 
 import ast
@@ -18,13 +18,13 @@ from synkhronos.extensions import checkpoint, schedules, train, updates
 
 pytestmark = pytest.mark.usefixtures("no_session")
 
-#: What examples need not import; docs/reference.md says so.
+#: Modules that examples need not import, as docs/reference.md states.
 EXTENSIONS = {"checkpoint": checkpoint, "schedules": schedules, "train": train, "updates": updates}
 NAMES = {"np": np, "theano": theano, "T": T, "synk": synk, **EXTENSIONS}
 
 
 def examples():
-    """Each docstring with examples, as (module, text) by file and name."""
+    """Return each docstring with examples, as ``(module, text)`` by file and name."""
     found = {}
     for path in sorted((ROOT / "synkhronos").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -40,7 +40,7 @@ EXAMPLES = examples()
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
-@pytest.mark.filterwarnings("ignore:synkhronos.fork")  # of ranks that share a core
+@pytest.mark.filterwarnings("ignore:synkhronos.fork")  # about ranks that share a core
 def test_examples_print_what_they_show(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module, text = EXAMPLES[name]
@@ -51,7 +51,7 @@ def test_examples_print_what_they_show(name, tmp_path, monkeypatch):
 
 
 def public():
-    """Every public function and class, by name; a `Function` and its kind are in the examples of what makes them."""
+    """Return public functions and classes by name, without `Function`, which other examples show."""
     found = {name: getattr(synk, name) for name in synk.__all__ if name not in ("Function", "engine")}
     for module in EXTENSIONS.values():
         found.update({f"{module.__name__}.{name}": getattr(module, name) for name in module.__all__})

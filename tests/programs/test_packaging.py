@@ -1,4 +1,4 @@
-"""The wheel and the sdist have the right contents, and the wheel works in an otherwise empty environment."""
+"""Contents of the wheel and the sdist; the wheel works in an otherwise empty environment."""
 
 import os
 import re
@@ -18,11 +18,11 @@ from synkhronos import __version__, engine
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # packages are downloaded
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # downloads packages
 
 
 def run(*command, directory, timeout=600):
-    """Run a command to which this checkout and this environment are unknown; returns what it printed."""
+    """Run a command without access to this checkout and environment, and return its output."""
     hidden = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     options = {"text": True, "timeout": timeout, "env": environment, "cwd": directory}
@@ -33,7 +33,7 @@ def run(*command, directory, timeout=600):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A directory with the wheel and the sdist, built from a copy, as building leaves files behind."""
+    """Build the wheel and the sdist from a copy, because building leaves files behind; return their folder."""
     pytest.importorskip("build")
     source = tmp_path_factory.mktemp("source") / "synkhronos"
     left_out = shutil.ignore_patterns(
@@ -46,7 +46,7 @@ def built(tmp_path_factory):
 
 
 def files_of_the_package():
-    """The paths of the package's modules in this checkout, relative to its root."""
+    """Return the paths of the package's modules in this checkout, relative to its root."""
     return {str(path.relative_to(ROOT)) for path in (ROOT / "synkhronos").rglob("*.py")}
 
 

@@ -1,9 +1,9 @@
-"""The programs in README.md and in docs/ run, and print what the pages show.
+"""The programs in README.md and docs/ run, and print the output that the pages show.
 
-Each ``python`` block is a program. A comment in the line before it says more: ``continues`` appends it to the program
-before it, ``not run: REASON`` leaves it out, and so does ``run by test_….py``. Programs are Theano's, but for those
-marked ``on PyTensor``. After ``<!-- output -->`` a ``text`` block is what the program prints, up to the next such
-block. A ``diff`` block is two programs, which print the same.
+Each ``python`` block is a program. A comment in the line before it can change this: ``continues`` appends the block to
+the previous program; ``not run: REASON`` and ``run by test_….py`` leave it out. Programs are for Theano, except those
+marked ``on PyTensor``. After ``<!-- output -->``, a ``text`` block is the program's output up to the next such block.
+A ``diff`` block is two programs that print the same.
 """
 
 import os
@@ -15,11 +15,11 @@ import pytest
 from backend import on_theano, theano_only
 from scripts import ROOT
 
-SECONDS = 280  # for one program, compilation included: ten on a quiet machine, ten times that on one that is busy
+SECONDS = 280  # for one program with its compilation, which takes 10 s on an idle machine and 100 s on a busy one
 
 pytestmark = pytest.mark.timeout(2 * SECONDS + 20)
 
-# Has an environment in which the project is not installed import Theano as an installed one does.
+# Runs the start-up code of an installed synkhronos, which patches Theano.
 START = "import sys, runpy, _synkhronos_start; runpy.run_path(sys.argv[1], run_name='__main__')"
 
 BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n+)?^```(?P<kind>python|diff|text)\n(?P<code>.*?)^```$", re.M | re.S)
@@ -27,7 +27,7 @@ PAGES = [ROOT / "README.md", *sorted(path for path in ROOT.glob("docs/**/*.md") 
 
 
 def programs(path):
-    """Collect a document's programs, as [code, output] by the line at which they start."""
+    """Collect the programs of a document, as ``[code, output]`` by path and first line."""
     text = path.read_text(encoding="utf-8")
     found = {}
     program = None
@@ -35,7 +35,7 @@ def programs(path):
         mark, code = block["mark"] or "", block["code"]
         line = text.count("\n", 0, block.start("code"))
         if block["kind"] != "text" and mark != "continues" and (mark == "on PyTensor") == on_theano:
-            program = None  # of the other engine
+            program = None  # for the other backend
         elif block["kind"] == "diff":
             for sign, name in (("-", "before"), ("+", "after")):
                 lines = [row[1:] for row in code.splitlines() if row[:1] in ("", " ", sign)]
@@ -50,7 +50,7 @@ def programs(path):
             assert mark.startswith(("not run: ", "run by ")), f"{path}: {mark}"
             program = None
         else:
-            # so that a traceback names the document's lines
+            # tracebacks show the document's line numbers
             program = found[f"{path.relative_to(ROOT)}:{line}"] = ["\n" * line + code, ""]
     return found
 
@@ -61,7 +61,7 @@ NO_TWINS = [pytest.param("", marks=theano_only("programs of pages that do not sa
 
 
 def run(code, folder):
-    """Run a program in a process of its own; returns what it printed."""
+    """Run a program in a new process, and return its output."""
     script = folder / "program.py"
     script.write_text(code, encoding="utf-8")
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -1,4 +1,4 @@
-"""The ResNet demo: its layers against NumPy, its networks, its steps against plain Theano, and 50 layers on ranks."""
+"""The ResNet demo: layers compared with NumPy, networks, steps compared with plain Theano, and 50 layers on ranks."""
 
 import functools
 import json
@@ -29,7 +29,7 @@ pytestmark = theano_only("Lasagne")
 
 @pytest.fixture(autouse=True)
 def settings_restored(monkeypatch):
-    """Compute in float64, unless the test does otherwise; leave Theano's and Python's settings as they were."""
+    """Set floatX to float64, and restore Theano's and Python's settings after the test."""
     before, limit = theano.config.floatX, sys.getrecursionlimit()
     theano.config.floatX = "float64"
     yield
@@ -115,7 +115,7 @@ def test_full_resnet_50():
     assert shapes == {f"stage{n}": (None, 128 * 2**n, size, size) for n, size in sizes.items()}
     assert network.output_shape == (None, 1000)
     assert lasagne.layers.count_params(network, trainable=True) == 25_557_032  # with the last layer's 1,000 biases
-    assert lasagne.layers.count_params(network, trainable=False) == 2 * 26_560  # a mean and a deviation a channel
+    assert lasagne.layers.count_params(network, trainable=False) == 2 * 26_560  # mean and deviation by channel
 
 
 @pytest.mark.parametrize("depth", models.BLOCKS)
@@ -124,7 +124,7 @@ def test_depths(depth):
     network = models.build_network(T.tensor4(), depth, 17, 5, 1)
     layers = lasagne.layers.get_all_layers(network)
     convolutions = sum(isinstance(layer, PaddedConv2DLayer) for layer in layers)
-    assert convolutions == 1 + 3 * sum(blocks) + len(blocks)  # with one that changes the shape in each stage
+    assert convolutions == 1 + 3 * sum(blocks) + len(blocks)  # each stage has one that changes the shape
     assert depth == 3 * sum(blocks) + 2
     assert network.output_shape == (None, 5)
 
@@ -144,7 +144,7 @@ def test_images_show_their_class(size):
     again, others = make(0, data.TRAINING), make(0, data.VALIDATION)
     assert np.array_equal(images, again[0]) and np.array_equal(labels, again[1])
     assert not np.array_equal(images, others[0]) and not np.array_equal(images, make(1, data.TRAINING)[0])
-    # the mean images of the classes, learned from one set, predict the classes of the other
+    # the mean images of the classes of one set predict the classes of the other set
     means = np.stack([images[labels == label].mean(axis=0) for label in range(4)])
     distances = ((others[0][:, None] - means) ** 2).sum(axis=(2, 3, 4))
     assert np.mean(distances.argmin(axis=1) == others[1]) > 0.8
@@ -167,7 +167,7 @@ def test_steps_of_epochs(options, steps):
     assert training.steps_of_epochs(args, 4) == steps
 
 
-def test_training_that_leads_nowhere():
+def test_training_without_progress_is_an_error():
     training.check_losses([[3.0, 1.0], [2.0, 1.5]])
     training.check_losses([[1.0, 3.0]])
     with pytest.raises(SystemExit, match="not below that of the first"):
@@ -176,7 +176,7 @@ def test_training_that_leads_nowhere():
         training.check_losses([[3.0, np.nan], [2.0]])
 
 
-def test_ranks_that_differ_are_noticed(synchronize):
+def test_ranks_that_differ_are_detected(synchronize):
     synchronize(2)
     some = [theano.shared(np.ones(3)), theano.shared(np.zeros((2, 2)))]
     synk.function([], [var.sum() for var in some])()
@@ -185,7 +185,7 @@ def test_ranks_that_differ_are_noticed(synchronize):
     assert not train_resnet.equal_on_all_ranks(some, 2)
 
 
-# Training, against plain Theano, step by step.
+# Training, compared with plain Theano step by step.
 
 SMALL = ["--dtype=float64", "--depth=5", "--width=4", "--image-size=12", "--classes=3"]
 SMALL += ["--n-images=24", "--n-validation=11"]
@@ -193,7 +193,7 @@ SMALL += ["--n-images=24", "--n-validation=11"]
 
 @functools.lru_cache(None)
 def reference():
-    """What one rank computes, in plain Theano: of the data ``x``, ``y``, the loss, gradients and running averages."""
+    """Return one rank's computation in plain Theano: the loss, gradients and running averages of ``x`` and ``y``."""
     args = parse_arguments(make_parser("A test."), SMALL)
     graph = models.build(args.depth, args.image_size, args.classes, args.width, args.seed)
     new = dict(graph.running_updates)
@@ -204,12 +204,12 @@ def reference():
 
 
 def follow(ranks, batch_size, shuffle=True, all_reduce=True):
-    """What so many ranks must compute, one after the other: batch normalisation is a matter of each share.
+    """Compute the expected losses of several ranks one after the other, with batch normalization on each share.
 
     Returns the losses of all steps, and those of the validations.
     """
     args, graph, compute, test, start = reference()
-    values = [list(start) for _ in range(ranks)]  # of the parameters and the running averages, on each rank
+    values = [list(start) for _ in range(ranks)]  # parameters and running averages of each rank
     n_params, losses, validations = len(graph.params), [], []
 
     def call_on_shares(function, data, rows):
@@ -257,14 +257,14 @@ def test_plain_theano():
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_ranks_follow_the_serial_computation(no_session, ranks):
-    """Three ranks have shares of 4, 3 and 3 images, and of 2, 1 and 1 at the end of each epoch."""
+    """Three ranks compute 4, 3 and 3 images in a step, and 2, 1 and 1 at the end of each epoch."""
     report = train_resnet.main([*SMALL, "--ranks", str(ranks), "--cpu", "--fixed-batch", "--batch-size", "10"])
     assert report["ranks"] == ranks and report["batch_size"] == 10
     check(report, follow(ranks, 10))
 
 
 @pytest.mark.timeout(300)
-def test_networks_of_their_own(no_session):
+def test_ranks_with_independent_networks(no_session):
     options = ["--ranks", "2", "--batch-size", "5", "--no-shuffle", "--no-all-reduce", "--num-slices", "3"]
     report = train_resnet.main([*SMALL, *options])
     assert report["batch_size"] == 10
@@ -272,7 +272,7 @@ def test_networks_of_their_own(no_session):
 
 
 class AliasedBatchNormLayer(BatchNormLayer):
-    """As Lasagne 0.2 does it: the running averages change by default updates, through aliases of them."""
+    """Batch normalization as in Lasagne 0.2: default updates of aliases change the running averages."""
 
     def get_output_for(self, input, deterministic=False, **kwargs):
         output = super().get_output_for(input, deterministic, **kwargs)
@@ -304,12 +304,12 @@ def test_it_learns_as_a_module(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_all_50_layers_on_two_ranks(synchronize):
-    """The graph is as deep as the full network's, too deep for Python's own limit."""
+    """The graph is as deep as the full network's, deeper than Python's recursion limit."""
     synchronize(2)
     limit = sys.getrecursionlimit()
     graph = models.build(50, 16, 3, 2)
     assert len(theano.grad(graph.loss, graph.params)) == len(graph.params)
-    # without these two it takes Theano half as long
+    # without these two rewrites, Theano takes half as long
     mode = theano.compile.get_default_mode().excluding("fusion", "inplace_elemwise_optimizer")
     f = synk.function([graph.x, graph.y], graph.loss, updates=graph.running_updates, mode=mode)
     sys.setrecursionlimit(limit)

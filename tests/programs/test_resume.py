@@ -1,4 +1,4 @@
-"""A training demo that is killed and started again with ``--resume`` ends like an uninterrupted one."""
+"""A training demo that is killed and started again with ``--resume`` ends with the same parameters."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def command(script, path, *more):
 
 
 def parameters(output):
-    """The digest of the trained parameters that a script prints."""
+    """Return the digest of the trained parameters that a script printed."""
     return re.search(r"^parameters: (\w+)$", output, re.M).group(1)
 
 

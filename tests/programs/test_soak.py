@@ -1,4 +1,4 @@
-"""The soak test, in short: random programs with random faults."""
+"""A short soak test: random programs with random faults."""
 
 import subprocess
 import sys
