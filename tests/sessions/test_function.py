@@ -21,12 +21,12 @@ import synkhronos as synk
 from synkhronos import _session
 
 MODES = ("avg", "avg", "sum", "sum", "max", "min", "prod", "gather", "gather", "gather", None)
-NEED_POINTS = (4, 5)  # a maximum of nothing is an error in Theano
+NEED_POINTS = (4, 5)  # Theano raises an error for the maximum of an empty array
 
 
 @functools.cache
 def reductions():
-    """A function with every kind of output; built once, used in every session."""
+    """Return a function with every kind of output, which all sessions use."""
     x, y, scale = T.fmatrix("x"), T.fvector("y"), T.fscalar("scale")
     predicted = T.dot(x, theano.shared(np.arange(1, WIDTH + 1, dtype="float32"), "w")) * scale
     product = x.dimshuffle(0, 1, "x") * y.dimshuffle(0, "x", "x")
@@ -61,7 +61,7 @@ def test_outputs_are_those_of_one_serial_call(session, data, n, num_slices, kind
     assert len(actual) == len(wanted)
     for i, one, other in zip(wanted, actual, expected):
         if MODES[i] is None:
-            if num_slices == 1:  # the master's own share is the first
+            if num_slices == 1:  # the controller has the first shard
                 assert_close(one, y[rows[: counts[0]]].sum(dtype="float32"), rtol=1e-4, atol=1e-5)
         else:
             assert one.dtype == other.dtype
@@ -69,7 +69,7 @@ def test_outputs_are_those_of_one_serial_call(session, data, n, num_slices, kind
 
 
 @pytest.mark.numba
-def test_a_single_output_comes_without_a_list(session):
+def test_a_single_output_is_returned_without_a_list(session):
     x = T.dvector("x")
     function = synk.function([x], (x.sum(), "sum"))
     total = function([1.0, 2.0, 4.0])
@@ -77,16 +77,16 @@ def test_a_single_output_comes_without_a_list(session):
     assert total == 7.0
     assert function(np.ones(3), output_subset=[0]) == [3.0]
     assert function.as_theano(np.ones(3)) == 3.0
-    (mean,) = synk.function([x], [x.mean()])([1.0, 2.0, 6.0])  # nor does a list of one lose it
+    (mean,) = synk.function([x], [x.mean()])([1.0, 2.0, 6.0])  # a list of one output gives a list
     assert mean == pytest.approx(3.0)
 
 
-def test_ops_of_2017_that_ask_for_the_cpu(session):
+def test_names_of_ops_of_2017(session):
     x = T.dvector("x")
     function = synk.function([x], [(x.mean(), "c_avg"), (x.sum(), "c_sum"), (x.max(), "c_max"), (x, "c_gather")])
-    mean, total, largest, whole = function([4.0, 1.0, 1.0])
+    mean, total, largest, full = function([4.0, 1.0, 1.0])
     assert (mean, total, largest) == (pytest.approx(2.0), pytest.approx(6.0), 4.0)
-    assert whole.tolist() == [4.0, 1.0, 1.0]
+    assert full.tolist() == [4.0, 1.0, 1.0]
 
 
 @functools.cache
@@ -138,7 +138,7 @@ def test_an_output_without_a_reduction_may_be_of_any_type(session):
 
 
 def test_calls_in_a_row_see_what_changes(session):
-    """Calls that differ in nothing but the contents of arrays are planned once."""
+    """Calls that differ only in the contents of arrays share a plan, and use the current contents."""
     function = reductions()
     scale = np.array(2, "float32")
 
@@ -146,7 +146,7 @@ def test_calls_in_a_row_see_what_changes(session):
         rows = slice(batch) if isinstance(batch, int) else slice(None) if batch is None else batch
         expected = function.as_theano(np.asarray(x)[rows], np.asarray(y)[rows], scale, **options)
         actual = function(x, y, scale, batch=batch, **options)
-        close(actual[:10], expected[:10], rtol=1e-4, atol=1e-5)  # the last output is of the master's share alone
+        close(actual[:10], expected[:10], rtol=1e-4, atol=1e-5)  # the last output is the controller's shard
 
     def check_all(x, y):
         for _ in range(2):
@@ -170,7 +170,7 @@ def test_calls_in_a_row_see_what_changes(session):
     for more in range(3):  # the same Data next to arrays
         check(x, y[:8] + more)
     check_all(*draw_points(11))
-    many = draw_points(200_000)  # for which the staging memory must grow
+    many = draw_points(200_000)  # larger than the staging memory, which must grow
     for seed in range(3):
         check(*draw_points(3, seed))
         function(*many, scale, output_subset=[0])
@@ -179,8 +179,8 @@ def test_calls_in_a_row_see_what_changes(session):
     check(*draw_points(3, 2))
 
 
-def test_a_remembered_call_relies_on_nothing_that_others_stage(session):
-    """Index lists lie in staging memory, which every command that brings arrays overwrites."""
+def test_a_cached_plan_survives_commands_that_stage_arrays(session):
+    """Index lists are in staging memory, which each command with arrays overwrites."""
     x, y = T.fmatrix("x"), T.fvector("y")
     rows_of = synk.function([x], [(x, "gather")])
     both = synk.function([x, y], [(x.sum(axis=1) + y, "gather")])
@@ -188,11 +188,11 @@ def test_a_remembered_call_relies_on_nothing_that_others_stage(session):
     var = theano.shared(np.zeros(3), "var")
     keeper = synk.function([], [(var, None)])
     points, targets = draw_points(100)
-    data, minibatch, whole = synk.data(points), synk.data(points[:50], minibatch=True), synk.data(targets)
+    data, minibatch, full = synk.data(points), synk.data(points[:50], minibatch=True), synk.data(targets)
     intruders = [
         lambda: other(targets[::-1].copy()),
         lambda: rows_of(data, batch=[99] * 80),
-        lambda: other(np.zeros(300_000, "float32")),  # for which the staging memory grows
+        lambda: other(np.zeros(300_000, "float32")),  # larger than the staging memory, which grows
         lambda: synk.broadcast(var, np.full(3, 7.0)),
         lambda: synk.scatter(var, np.arange(300.0), batch=slice(0, 300, 3)),
         lambda: synk.set_value(session - 1, var, np.full(40_000, -1.0)),
@@ -205,20 +205,20 @@ def test_a_remembered_call_relies_on_nothing_that_others_stage(session):
             part = targets if batch is None else targets[batch] if isinstance(batch, slice) else targets[:batch]
             chosen = points if batch is None else points[batch] if isinstance(batch, slice) else points[:batch]
             rows_of(data, batch=batch)
-            both(points, whole, batch=batch)
+            both(points, full, batch=batch)
             intrude()
             np.testing.assert_array_equal(rows_of(data, batch=batch)[0], chosen)
             intrude()
-            assert_close(both(points, whole, batch=batch)[0], chosen.sum(axis=1) + part)
-        both(minibatch, whole, batch=slice(20, 70, 7))
+            assert_close(both(points, full, batch=batch)[0], chosen.sum(axis=1) + part)
+        both(minibatch, full, batch=slice(20, 70, 7))
         intrude()
         expected = points[0:50:7].sum(axis=1) + targets[20:70:7]
-        assert_close(both(minibatch, whole, batch=slice(20, 70, 7))[0], expected)
+        assert_close(both(minibatch, full, batch=slice(20, 70, 7))[0], expected)
         for start[...], step[...] in ((0, 2), (4, 1), (5, 1)):  # bounds that change in place
             np.testing.assert_array_equal(rows_of(data, batch=slice(start, 90, step))[0], points[start:90:step])
 
 
-def test_remembered_calls_of_several_threads(two):
+def test_cached_plans_of_several_threads(two):
     x, y = T.fmatrix("x"), T.fvector("y")
     functions = [synk.function([x, y], [(x.sum(axis=1) * y, "gather")]) for _ in range(2)]
     points, targets = draw_points(60)
@@ -265,36 +265,36 @@ def test_build_inputs(session):
     assert isinstance(only, synk.Data)
 
 
-def test_minibatch_data_are_the_batch_already(session):
+def test_minibatch_data_begin_at_the_batch(session):
     x, y = T.fmatrix("x"), T.fvector("y")
     function = synk.function([x, y], [(x * y.dimshuffle(0, "x"), "gather")])
     points, targets = draw_points(30)
-    whole = synk.data(targets)
+    full = synk.data(targets)
     for batch in (slice(10, 20), slice(3, 20, 4), 6):
         rows = np.arange(30)[:batch] if isinstance(batch, int) else np.arange(30)[batch]
         small = synk.data(points[rows.min() : rows.max() + 1], minibatch=True)
-        assert_close(function(small, whole, batch=batch)[0], points[rows] * targets[rows][:, None])
+        assert_close(function(small, full, batch=batch)[0], points[rows] * targets[rows][:, None])
     short = synk.data(points[:5], minibatch=True)
     with pytest.raises(IndexError, match="minibatch"):
-        function(short, whole, batch=slice(10, 20))
+        function(short, full, batch=slice(10, 20))
 
 
 def test_row_i_of_minibatch_data_belongs_to_the_ith_index(session):
-    """The program of 2017: data made for a random list of indices."""
+    """Minibatch data match a random list of indices row by row, as in programs of 2017."""
     x, y = T.fmatrix("x"), T.fvector("y")
     function = synk.function([x, y], [(x * y.dimshuffle(0, "x"), "gather")])
     points, targets = draw_points(30)
-    whole = synk.data(targets)
+    full = synk.data(targets)
     order = np.random.RandomState(3).permutation(30)
     for batch in (order[:12], order[:12].tolist(), [14, 12, -1, 12], np.arange(30) % 7 == 4, [], [7]):
         rows = np.arange(30)[np.asarray(batch, None if len(batch) else int)]
         small = synk.data(points[rows], minibatch=True)
         for num_slices in (1, 3):
-            got = function(small, whole, batch=batch, num_slices=num_slices)[0]
+            got = function(small, full, batch=batch, num_slices=num_slices)[0]
             assert_close(got, points[rows] * targets[rows][:, None])
         for wrong in (synk.data(points[: len(rows) + 1], minibatch=True), synk.data(points, minibatch=True)):
             with pytest.raises(IndexError, match=f"input x: batch has {len(rows)} indices"):
-                function(wrong, whole, batch=batch)
+                function(wrong, full, batch=batch)
 
 
 def test_a_rank_without_points_computes_nothing(synchronize):
@@ -308,17 +308,17 @@ def test_a_rank_without_points_computes_nothing(synchronize):
     assert synk.gather(calls).tolist() == [1, 1, 0, 0, 0]
 
 
-@one_machine("the master is a rank of the first one")
-def test_the_master_may_be_without_points(synchronize):
+@one_machine("the controller is a rank of the first node")
+def test_the_controller_may_have_no_points(synchronize):
     synchronize(3, master_rank=2)
     x = T.dvector("x")
     function = synk.function([x], [x.mean(), (x.sum(), None), (x, "gather")])
-    mean, own, whole = function([4.0, 6.0])
-    assert (mean, own, whole.tolist()) == (5.0, None, [4.0, 6.0])
+    mean, own, full = function([4.0, 6.0])
+    assert (mean, own, full.tolist()) == (5.0, None, [4.0, 6.0])
     assert function([1.0, 2.0, 4.0])[1] == 4.0
 
 
-@one_machine("devices have their names")
+@one_machine("names of devices include the node")
 def test_description(two):
     function = reductions()
     assert function.name == "reductions"

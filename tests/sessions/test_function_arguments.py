@@ -28,7 +28,7 @@ def test_inputs_by_name_and_default(session):
     assert_close(function(other=two, x=one)[0], expected)
     assert_close(function.as_theano(one, other=two)[0], expected)
     assert_close(function(one, two, bias=np.ones(5, "float32"), a=1.0)[0], one + two + 5)
-    assert_close(function(one, two)[0], expected)  # the defaults stand
+    assert_close(function(one, two)[0], expected)  # the defaults are unchanged
 
 
 @pytest.mark.parametrize(
@@ -82,16 +82,16 @@ def test_numpy_inputs_are_cast_where_theano_would_cast(two):
     for values in good:
         assert_close(function(*values)[0], function.as_theano(*values)[0])
         assert function(*values)[0].dtype == function.as_theano(*values)[0].dtype
-    fine = np.zeros(2, "float32"), np.zeros(2, "float32"), np.zeros(2, "int32")
+    valid = np.zeros(2, "float32"), np.zeros(2, "float32"), np.zeros(2, "int32")
     bad = [(0, np.zeros(2)), (0, [0.1, 0.2]), (0, np.zeros(2, "int64"))]
     bad += [(2, np.zeros(2)), (2, [2**40, 0]), (2, [1.5, 0])]
     for position, value in bad:
-        values = [*fine[:position], value, *fine[position + 1 :]]
-        with pytest.raises((TypeError, OverflowError)):  # which one depends on NumPy
+        values = [*valid[:position], value, *valid[position + 1 :]]
+        with pytest.raises((TypeError, OverflowError)):  # the class depends on NumPy's version
             function.as_theano(*values)
         with pytest.raises(TypeError, match=("x", "allow", "n")[position]):
             function(*values)
-    assert_close(function(*fine)[0], np.zeros(2))
+    assert_close(function(*valid)[0], np.zeros(2))
 
 
 def test_strict_inputs_are_strict(two):
@@ -113,7 +113,7 @@ def test_data_must_have_the_dtype_and_the_dimensions_of_the_variable(two):
         with pytest.raises(TypeError, match=f"input {name}"):
             function(synk.data(x_data), synk.data(row_data))
     assert function(*good) == 4.0
-    assert function(synk.data(np.ones((4, 2), ">f4")), good[1]) == 4.0  # the same numbers in another order of bytes
+    assert function(synk.data(np.ones((4, 2), ">f4")), good[1]) == 4.0  # another byte order
     with pytest.raises(ValueError, match="memory"):
         function(synk.data(var=x), good[1])
 
@@ -149,6 +149,6 @@ def test_batch_needs_scattered_inputs(two):
         ),
     ],
 )
-def test_functions_that_make_no_sense_are_refused(two, arguments, error, words):
+def test_invalid_functions_are_refused(two, arguments, error, words):
     with pytest.raises(error, match=words):
         synk.function(**arguments)

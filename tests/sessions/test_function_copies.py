@@ -1,4 +1,4 @@
-"""`copy` of exact functions, compared with that of the backend's own functions."""
+"""Copies of exact functions (`Function.copy`), compared with copies of the backend's functions."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def test_copies_under_parallelize(session):
     assert_close(function(V)[0], V.dot([1, 2]))
 
 
-def test_what_cannot_be_swapped(session):
+def test_invalid_swaps_are_refused(session):
     inputs, outputs, _, others = program()
     function = synk.function(inputs, outputs, exact=True)
     with pytest.raises(ValueError, match="swap has s, which the function does not use"):

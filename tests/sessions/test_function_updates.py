@@ -43,7 +43,7 @@ class Updates:
         self.call = synk.function([x], [(x.sum() + v["default"], None), (x.sum(), "sum")], updates=updates)
 
     def new_values(self, old, x):
-        """What the expressions give for one piece of the data, in NumPy."""
+        """Return the new values for one slice of the data, computed with NumPy."""
         return {
             "avg": old["avg"] * 2 + x.mean(axis=0),
             "sum": x.sum(axis=0) + old["avg"],
@@ -55,7 +55,7 @@ class Updates:
         }
 
     def emulate(self, old, x, num_slices):
-        """One rank's values after a call on its share ``x``."""
+        """Return the values of one rank after a call on its shard ``x``."""
         if not len(x):
             return old
         parts = [part for part in np.array_split(x, num_slices) if len(part)]
@@ -121,7 +121,7 @@ def test_update_forms(session):
 
 
 class Sliceable:
-    """A function whose data lies in shared variables, used directly, through givens, and in a default update."""
+    """A function of data in shared variables, which it uses directly, through givens, and in a default update."""
 
     def __init__(self):
         x, scale = T.fmatrix("x"), T.fscalar("scale")
@@ -146,7 +146,7 @@ def sliceable():
 
 @st.composite
 def batches_s(draw, lengths):
-    """A `batch_s`, and the NumPy index that it means on each rank."""
+    """Draw a `batch_s`, and the NumPy index that it means on each rank."""
     shortest = min(lengths)
     masks = ["mask"] * (len(set(lengths)) == 1)
     kind = draw(st.sampled_from(["none", "slice", "list", "array", "slices", "lists", "arrays", *masks]))
@@ -261,7 +261,7 @@ def test_random_states_advance_under_slicing(session, num_slices):
     draws = [function(x, num_slices=num_slices)[0] for _ in range(3)]
     both = np.concatenate(draws)
     assert len(both) == 3 * len(x)
-    assert len(np.unique(both)) == len(both)  # no draw comes twice, on no rank and in no slice
+    assert len(np.unique(both)) == len(both)  # no draw is repeated on any rank or in any slice
     assert ((both > 0) & (both < 1)).all()
     for rank, (start, stop) in enumerate(shares(len(x), session)):
         assert_close(synk.get_value(rank, drawn), draws[-1][start:stop].mean(), rtol=1e-5)
