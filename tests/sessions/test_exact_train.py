@@ -17,7 +17,7 @@ RULES = {"flat": updates.nesterov_momentum, "lasagne": lasagne.updates.adam}
 
 @functools.cache
 def made(rule):
-    """Return a step on all ranks and a serial one, with parameters, of a network with batch normalisation and a mask."""
+    """Return a step on all ranks and a serial one, with parameters, of a net with batch normalisation and a mask."""
     both = []
     for make in (functools.partial(make_train_function, exact=True), make_train_function_theano):
         rng = np.random.RandomState(0)

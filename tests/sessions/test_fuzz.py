@@ -1,8 +1,8 @@
-"""Malformed calls of every public function: only documented errors, and the session stays usable.
+"""Malformed calls of every public function: they raise only documented errors, and the session stays usable.
 
-Hypothesis draws a function and one argument for each of its parameters, good ones and bad ones mixed. A call may
-succeed (some of what is drawn is right), or raise one of Python's own errors for bad arguments; whatever it does, no
-bad argument gets as far as a worker, and the session then computes a known result.
+Hypothesis draws a function and an argument for each of its parameters, valid and invalid ones mixed. A call succeeds,
+or raises one of Python's errors for invalid arguments. Invalid arguments never reach a worker, and after each call the
+session computes a known result.
 """
 
 import collections
@@ -33,7 +33,7 @@ counted = collections.Counter()
 
 @pytest.fixture
 def fuzzed(synchronize):
-    """A session with functions of each kind."""
+    """Make a session, and return functions and data of each kind."""
     synchronize(N_RANKS)
     if not _built:
         _built["sum"] = synk.function([x], (x.sum(), "sum"), name="known")
@@ -94,7 +94,7 @@ options = {"force_cast": flags, "oversize": oversizes, "minibatch": flags}
 
 
 def optional(**strategies):
-    """A dictionary of some of these arguments."""
+    """Draw a dictionary with some of these arguments."""
     return st.fixed_dictionaries({}, optional=strategies)
 
 
@@ -157,18 +157,18 @@ FORK = optional(
 
 
 def scratch():
-    """Data that a malformed call may spoil."""
+    """Return data that a malformed call may overwrite."""
     return synk.data(np.arange(6.0).reshape(3, 2))
 
 
 def attempt(call, argument, more=()):
-    """Do it; only documented errors may come, and none of them from a worker."""
+    """Make a call, and check that it raises only documented errors, and only errors of computations on workers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             call(argument)
         except synk.SynkhronosError as error:
-            # an error of the function itself, such as shapes that do not fit together, comes from the ranks
+            # ranks raise errors of the computation, such as shapes that do not match
             assert isinstance(error, synk.WorkerError), repr(error)
             assert is_computation(error), repr(error)
             counted["computation"] += 1
@@ -180,7 +180,7 @@ def attempt(call, argument, more=()):
 
 
 def is_computation(error):
-    """Whether a WorkerError is what Theano says of well-formed arguments, in a call."""
+    """Return whether a WorkerError is the backend's error for well-formed arguments, in a call."""
     return "failed in Call" in str(error) and "Apply node that caused the error" in str(error)
 
 
@@ -189,7 +189,7 @@ def check_session():
     assert _built["sum"](np.arange(5.0)) == 10
     assert data.data.tolist() == list(range(7))
     assert _built["sum"](data, batch=[6, 0, -1]) == 12
-    assert len(worker_pids()) == N_RANKS - multinode_sessions.N  # each has one of the ranks that are no workers
+    assert len(worker_pids()) == N_RANKS - multinode_sessions.N  # each node has one rank that is not a worker
 
 
 def restore():
@@ -201,7 +201,7 @@ def restore():
 @pytest.mark.parametrize("name", CALLS)
 def test_malformed_calls(fuzzed, name):
     arguments, call = CALLS[name]
-    # NumPy's own errors, for an index such as 2**64, and Theano's, for an array of objects
+    # NumPy's errors for an index such as 2**64, and Theano's for an array of objects
     more = (OverflowError,) if "item" in name else (AttributeError, OverflowError) if name == "as_theano" else ()
 
     @settings(max_examples=EXAMPLES * (4 if name == "call" else 1))
@@ -237,7 +237,7 @@ def test_malformed_functions(fuzzed):
 
     def build_and_drop(argument):
         words = (theano.gof.fg.MissingInputError, theano.compile.UnusedInputError, AssertionError)
-        with contextlib.suppress(*words):  # Theano's own about the graph
+        with contextlib.suppress(*words):  # Theano's errors for invalid graphs
             build(argument)
 
     @settings(max_examples=EXAMPLES)
@@ -267,8 +267,8 @@ def test_malformed_forks(no_session):
     throw()
 
 
-def test_a_thousand_calls_were_thrown():
-    """Last in this module: that the tests above did what they promise, if all of them ran."""
+def test_a_thousand_calls_were_made():
+    """The tests above have made enough calls of each kind, if all of them ran."""
     if counted["refused"] + counted["accepted"] + counted["computation"] < 500:
         pytest.skip("the tests above were not all run")
     assert sum(counted.values()) >= 1000

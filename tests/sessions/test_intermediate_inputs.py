@@ -17,7 +17,7 @@ def weights():
 
 
 def features():
-    """From a layer upwards: what the layer is computed of is not needed."""
+    """Build a program whose input is a layer. The inputs of that layer are not needed."""
     (w, v), x = weights(), T.dmatrix("x")
     h = T.tanh(T.dot(x, w))
     y = T.dot(h, v)
@@ -25,7 +25,7 @@ def features():
     return [h], [y, loss, T.grad(loss, v), h], {}, (H,)
 
 
-def with_what_it_is_made_of():
+def a_layer_and_its_input():
     (w, v), x = weights(), T.dmatrix("x")
     h = T.tanh(T.dot(x, w))
     loss = T.sqr(T.dot(h, v)).mean() + (x - x.mean()).max()
@@ -39,7 +39,7 @@ def givens_of_a_layer():
     return [x], [T.dot(h, v).mean(axis=0), h], {doubled: x - x.mean(axis=0)}, (H[:, :3],)
 
 
-PROGRAMS = [features, with_what_it_is_made_of, givens_of_a_layer]
+PROGRAMS = [features, a_layer_and_its_input, givens_of_a_layer]
 
 
 @pytest.mark.parametrize("n", [7, 1])
@@ -82,14 +82,14 @@ def test_rows_along_another_axis(session):
         close(theano.function([h], outputs)(H), expected)
 
 
-def test_what_is_above_an_input_is_not_used(session):
+def test_ancestors_of_an_input_are_not_used(session):
     (w, v), x = weights(), T.dmatrix("x")
     h = T.tanh(T.dot(x, w))
     loss = T.dot(h, v).sum()
     with pytest.raises(theano.compile.UnusedInputError):
         synk.function([x, h], loss, exact=True)
     with synk.parallelize(shard=["x"]):
-        f = theano.function([h], loss)  # x, which shard names, is not in it
+        f = theano.function([h], loss)  # shard names x, which the function does not use
     close([f(H)], [H.dot(v.get_value()).sum()])
     with pytest.raises(RuntimeError, match="an input of the function, which cannot be replaced"):
         synk.function([h], loss, givens={h: 2 * h}, exact=True)
@@ -117,7 +117,7 @@ def test_a_default_value_may_be_a_sparse_matrix(session):
 
 
 def test_a_value_for_a_sparse_input_is_checked_in_every_call(session):
-    """The second call must not store the array where the first one stored a pickled matrix."""
+    """The second call does not store an array in the memory of the first call's pickled matrix."""
     exact, plain, x = product_with_sparse()
     for function in (exact, plain):
         for _ in range(3):

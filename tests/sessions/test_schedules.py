@@ -1,4 +1,4 @@
-"""Learning rates that change: the values of the serial formula, on every rank."""
+"""Learning-rate schedules: values of the serial formula, on every rank."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ Y = X.sum(axis=1)
 
 
 def serial_weights(factor):
-    """The weights after some steps, by NumPy, with the formula of Goyal et al. written out."""
+    """Compute the weights after all steps with NumPy, by the warm-up formula of Goyal et al."""
     w = np.zeros(3)
     for step in range(STEPS):
         rate = 0.05 + (0.05 * factor - 0.05) * (step / 4 if step < 4 else 1)
@@ -37,7 +37,7 @@ def test_training_with_warm_up_is_that_of_the_serial_formula(session, ranks):
     assert rate.step == STEPS
 
 
-def test_schedule_that_goes_on_begins_where_it_was():
+def test_a_continued_schedule_begins_at_its_step():
     by_step = warm_up(0.1, 4, 10)
     assert (by_step(0), by_step(5), by_step(10), by_step(99)) == (0.1, 0.25, 0.4, 0.4)
     rate = Schedule(by_step, step=5, dtype="float32")
@@ -45,6 +45,6 @@ def test_schedule_that_goes_on_begins_where_it_was():
 
 
 @pytest.mark.parametrize("wrong", [(0, 2, 3), (0.1, -1, 3), (0.1, np.inf, 3), (0.1, 2, 0), (0.1, 2, 1.5), ("1", 2, 3)])
-def test_what_makes_no_sense_is_refused(wrong):
+def test_invalid_warm_ups_are_refused(wrong):
     with pytest.raises(ValueError, match="expected a"):
         warm_up(*wrong)
