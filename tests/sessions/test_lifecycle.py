@@ -20,13 +20,12 @@ from summing_function import built, summing
 from threadpoolctl import threadpool_info
 
 import synkhronos as synk
-from synkhronos._session import diagnostics as cautions
-from synkhronos._session import lifecycle
+from synkhronos._session import diagnostics, lifecycle
 
 
 @pytest.mark.usefixtures("no_session")
 class TestOrder:
-    def test_fork_gives_the_number_of_ranks(self):
+    def test_fork_returns_the_number_of_ranks(self):
         for n in (1, 4):
             assert synk.fork(n) == n
             assert len(worker_pids()) == n - 1
@@ -68,7 +67,7 @@ class TestOrder:
             ("sequence", lambda: contextlib.ExitStack().enter_context(synk.sequence())),
         ],
     )
-    def test_calls_without_a_session_say_what_comes_first(self, name, call):
+    def test_calls_without_a_session_ask_for_fork(self, name, call):
         synk.fork(1)
         summing()
         synk.close()
@@ -87,7 +86,7 @@ class TestOrder:
         for n_ranks in (3, 1, 2):
             synk.fork(n_ranks)
             synk.distribute()
-            np.testing.assert_array_equal(synk.gather(w), [own] * n_ranks)  # the master's values
+            np.testing.assert_array_equal(synk.gather(w), [own] * n_ranks)  # the controller's values
             synk.broadcast(w, np.zeros(2))
             assert function(data) == 21
             assert function(data, num_slices=3) == 21
@@ -120,7 +119,7 @@ class TestOrder:
 
 @pytest.mark.usefixtures("no_session")
 class TestBlock:
-    """`synk.session`."""
+    """`synk.session`, as a context manager and as a decorator."""
 
     def test_it_forks_and_closes(self):
         with synk.session(3, use_gpu=False, master_rank=1) as n_ranks:
@@ -132,7 +131,7 @@ class TestBlock:
             synk.distribute()
         with synk.session(2), warnings.catch_warnings():
             warnings.simplefilter("error")
-            synk.close()  # no reason for a warning at the end of the block
+            synk.close()  # the end of the block does not warn
         with synk.session(2):
             synk.close()
             synk.fork(3)
@@ -159,10 +158,10 @@ class TestBlock:
         synk.fork(2)
         with pytest.raises(synk.SessionError, match="fork was already called"), synk.session(2):
             raise AssertionError
-        assert len(worker_pids()) == 1  # the session that was there
+        assert len(worker_pids()) == 1  # the worker of the first session
 
     @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()])
-    def test_exceptions_go_through(self, error):
+    def test_exceptions_pass_through_the_block(self, error):
         with pytest.raises(type(error)) as caught, synk.session(2):
             raise error
         assert caught.value is error
@@ -194,7 +193,7 @@ class TestBlock:
         assert worker_pids() == []
 
     def test_a_child_of_the_user_leaves_the_session_alone(self):
-        """Its copy of the block is left by an exception, and closes nothing."""
+        """An exception that leaves the block in a forked child does not close the session."""
         try:
             with synk.session(2):
                 pid = os.fork()
@@ -222,8 +221,8 @@ class TestBlock:
         assert run_script(script) == ("closed\n", "")
 
 
-def test_what_is_logged_at_debug(two, caplog):
-    """What is compiled, what is distributed and how large, and which way collectives went: by the master alone."""
+def test_messages_of_level_debug(two, caplog):
+    """The controller alone logs compilations, distributions with their sizes, and transports of collectives."""
     x, w = T.dvector("x"), theano.shared(np.zeros(3), "w")
     large = theano.shared(np.zeros(2 * 1024 * 1024), "large")
     with caplog.at_level("DEBUG", "synkhronos"):
@@ -256,10 +255,10 @@ def test_what_is_logged_at_debug(two, caplog):
 
 
 @pytest.mark.usefixtures("no_session")
-class TestCautions:
+class TestWarnings:
     @pytest.mark.filterwarnings("error")
     def test_more_ranks_than_cores(self, monkeypatch):
-        monkeypatch.setattr(cautions, "count_cores", lambda: 2)
+        monkeypatch.setattr(diagnostics, "count_cores", lambda: 2)
         words = (
             "^synkhronos.fork: 3 ranks share 2 CPU cores, which is slower than one rank on each core; "
             "`python -m synkhronos info` shows what this machine has$"
@@ -272,7 +271,7 @@ class TestCautions:
             pass
         assert [one.filename for one in caught] == [__file__]
         synk.fork(2)
-        monkeypatch.setattr(cautions, "count_cores", lambda: 1)
+        monkeypatch.setattr(diagnostics, "count_cores", lambda: 1)
         synk.close()
         with pytest.warns(RuntimeWarning, match="2 ranks share 1 CPU core, "):
             synk.fork(2)
@@ -299,7 +298,7 @@ class TestCautions:
 
     @pytest.mark.filterwarnings("error")
     def test_a_warning_that_is_an_error_leaves_no_session(self, monkeypatch):
-        monkeypatch.setattr(cautions, "count_cores", lambda: 1)
+        monkeypatch.setattr(diagnostics, "count_cores", lambda: 1)
         with pytest.raises(RuntimeWarning):
             synk.fork(2)
         assert worker_pids() == []
@@ -387,7 +386,7 @@ class TestDevices:
 
 
 class ThreadCount(theano.Op):
-    """The number of threads that the libraries of the process that computes this may use."""
+    """Return the number of threads that each library of the computing process may use."""
 
     __props__ = ()
 
@@ -432,7 +431,7 @@ def test_a_session_of_another_thread_than_the_main_one():
     )
 
 
-def test_two_masters_do_not_see_each_other(two):
+def test_two_controllers_do_not_interfere(two):
     process = start_script(SESSION + "sys.stdin.readline(); print(f(d), flush=True)", stdin=subprocess.PIPE)
     read_pids(process)
     assert summing()(np.ones(5)) == 5

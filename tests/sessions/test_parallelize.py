@@ -11,7 +11,7 @@ from scripts import run_script
 
 import synkhronos as synk
 
-function = theano.function  # by a name of its own
+function = theano.function  # as after `from theano import function`
 N = 7
 
 
@@ -21,7 +21,7 @@ def rows(n=N, seed=0):
 
 
 def programs():
-    """A training function that uses most of what `theano.function` takes, one that counts, and the variables."""
+    """Return a training function with most arguments of `theano.function`, a counter, a reader, and variables."""
     rate, x, y = T.dscalar("rate"), T.dmatrix("x"), T.ivector("y")
     w, count, data = theano.shared(rows(4, 5)[0][:, :3].copy(), "w"), theano.shared(0, "count"), T.dmatrix("data")
     out = T.nnet.softmax((data - data.mean(axis=0)).dot(w))
@@ -47,7 +47,7 @@ def both():
 
 
 def prepared():
-    """The programs, with variables as they were at first, set as in a serial program."""
+    """Return the programs, with variables reset by `set_value`, as in a serial program."""
     (*ours, variables), (*theirs, others) = both()
     for variable, other, value in zip(variables, others, (rows(4, 5)[0][:, :3].copy(), 0)):
         variable.set_value(value)
@@ -56,7 +56,7 @@ def prepared():
 
 
 @pytest.mark.parametrize("n", [N, 1, 0])
-def test_a_program_computes_what_it_computes_without(session, n):
+def test_a_program_computes_the_serial_results(session, n):
     (train, count, look), (train_serially, count_serially, look_serially), variables, others = prepared()
     x, y = rows(n)
     for arguments, named in [((0.5, x, y), {}), ((0.1,), {"labels": y.tolist(), "x": x})]:
@@ -70,7 +70,7 @@ def test_a_program_computes_what_it_computes_without(session, n):
 
 
 @pytest.mark.numba
-def test_what_is_set_between_calls_reaches_all_ranks(session):
+def test_values_set_between_calls_reach_all_ranks(session):
     (train, count, _), (train_serially, _, _), (w, total), (other, _) = prepared()
     x, y = rows()
     train(0.5, x, y), train_serially(0.5, x, y)
@@ -109,7 +109,7 @@ def test_what_is_set_between_calls_reaches_all_ranks(session):
     assert not synk.check_replicas()
 
 
-def test_what_is_set_before_there_is_an_exact_function(session):
+def test_values_set_before_an_exact_function_is_built(session):
     x, w = T.dmatrix("x"), theano.shared(np.ones(4), "w")
     given = rows()[0]
     close(synk.function([x], (x.dot(w).sum(), "sum"))(given), given.sum())
@@ -121,7 +121,7 @@ def test_what_is_set_before_there_is_an_exact_function(session):
 
 
 class Scale(theano.Op):
-    """A matrix times what an object of any class says."""
+    """Multiply a matrix by the factor in an object of any class."""
 
     __props__ = ()
 
@@ -190,7 +190,7 @@ def test_inputs_of_all_kinds(session):
         f(given[1], given[2])
 
 
-def test_what_theano_makes_of_outputs(session):
+def test_outputs_have_the_same_form_as_in_theano(session):
     x, w = T.dmatrix("x"), theano.shared(np.zeros(4), "w")
     given = rows()[0]
     for outputs in (None, [], x.sum(), [theano.Out(x.sum(), borrow=True)], (x.sum(), x)):
@@ -202,7 +202,7 @@ def test_what_theano_makes_of_outputs(session):
             close(got, expected)
 
 
-def test_what_functions_have(session):
+def test_attributes_of_functions(session):
     (train, _, look), *_ = prepared()
     assert train.name == "train"
     assert train.get_shared() == both()[0][3][:1]
@@ -218,7 +218,7 @@ def test_what_functions_have(session):
         train["w"]
 
 
-def test_what_is_refused(session):
+def test_invalid_arguments_are_refused(session):
     x, s = T.dmatrix("x"), T.dscalar("s")
     value = {"value": 0.0} if on_theano else {}
     with synk.parallelize():
@@ -234,7 +234,7 @@ def test_what_is_refused(session):
         synk.parallelize(bcast_input=[x])
 
 
-def test_the_block_and_what_is_left_alone(session):
+def test_the_block_ends_and_leaves_internal_functions_alone(session):
     x = T.dmatrix("x")
     is_serial = lambda one: isinstance(one, theano.compile.Function)  # noqa: E731
     ending = synk.parallelize()
@@ -309,7 +309,7 @@ def test_names_that_inputs_are_given(session):
 
 @pytest.mark.parametrize("kind", ["csr", "csc"])
 def test_sparse_inputs(session, kind, caplog):
-    """Bag of words: every rank gets the sparse matrix in full, and its rows of the rest."""
+    """Every rank gets a sparse matrix in full, and its own rows of the other inputs."""
 
     def build(make):
         x, y, w = getattr(theano.sparse, f"{kind}_matrix")("x"), T.dvector("y"), theano.shared(np.zeros((9, 1)), "w")
@@ -334,7 +334,7 @@ def test_sparse_inputs(session, kind, caplog):
     assert out.shape == (0,)
 
 
-def test_inputs_that_are_no_dense_arrays(session):
+def test_inputs_that_are_not_dense_arrays(session):
     matrix, anything, x = theano.sparse.csr_matrix("matrix"), theano.gof.generic("anything"), T.dmatrix("x")
     dense = theano.sparse.dense_from_sparse(matrix)
     with synk.parallelize():
