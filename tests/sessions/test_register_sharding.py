@@ -35,7 +35,7 @@ class Scale(theano.Op):
 
 
 class ColumnDots(theano.Op):
-    """The products of each column of a matrix with that of another, summed over the rows."""
+    """Compute the dot product of each column of a matrix with that column of another."""
 
     __props__ = ()
 
@@ -69,7 +69,7 @@ def results(build):
 
 @pytest.fixture
 def rules(monkeypatch):
-    """Registered rules, which are removed after the test."""
+    """Register rules, and remove them after the test."""
     monkeypatch.setattr(checking, "_logged", set())
     synk.register_sharding(Scale)(by_rows_or_columns)
     synk.register_sharding(ColumnDots)(summed_over_rows)

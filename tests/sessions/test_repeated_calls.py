@@ -1,4 +1,4 @@
-"""Calls that repeat the last one with other rows, and the objects that they keep alive."""
+"""Calls that repeat the last one with other rows."""
 
 import functools
 
@@ -14,7 +14,7 @@ TARGETS = np.arange(20.0) ** 2
 
 @functools.cache
 def built(session):
-    """Functions of rows and their targets, one gathered and one averaged, and the data."""
+    """Return functions of rows and targets, one gathered and one averaged, a third function, and the data."""
     x, y, scale = T.dmatrix("x"), T.dvector("y"), T.dscalar("scale")
     rows = synk.function([x, y], [(x.sum(axis=1) + y, "gather")], bcast_inputs=[])
     mean = synk.function([x, y], (x.sum(axis=1) * y).mean() * scale, bcast_inputs=[scale])
@@ -25,12 +25,12 @@ def built(session):
 
 @pytest.fixture
 def made(session):
-    """They, in this session."""
+    """Return the functions and data for this session."""
     return built(session)
 
 
 def chosen(batch):
-    """What Theano would be given."""
+    """Return the points and targets of a batch."""
     some = slice(batch) if isinstance(batch, int) else slice(None) if batch is None else batch
     return POINTS[some], TARGETS[some]
 
@@ -52,7 +52,7 @@ def test_each_batch_gives_its_rows(made):
         for batch in BATCHES if turn else BATCHES[::-1]:
             points, targets = chosen(batch)
             np.testing.assert_array_equal(rows(x, y, batch=batch)[0], points.sum(axis=1) + targets)
-            if turn:  # something else is staged in between
+            if turn:  # another call stages its batch in between
                 np.testing.assert_array_equal(other(POINTS, batch=batch)[0], 2 * points)
             if len(points):
                 expected = (points.sum(axis=1) * targets).mean() * turn
@@ -60,7 +60,7 @@ def test_each_batch_gives_its_rows(made):
                 assert sum(mean.counts) == len(points)
 
 
-def test_wrong_batches_are_refused_as_at_first(made):
+def test_wrong_batches_are_refused_in_repeated_calls(made):
     rows, _, _, x, y = made
     rows(x, y, batch=slice(0, 5))
     wrong = [(slice(0, 21), IndexError), (slice(-21, 5), IndexError), (slice(0.0, 5.0), TypeError)]
@@ -72,7 +72,7 @@ def test_wrong_batches_are_refused_as_at_first(made):
 
 
 def test_data_of_other_lengths(made):
-    """A bound that counts from the end means other rows of longer data; minibatch data begins at the batch."""
+    """Negative bounds count from the end of each array, and minibatch data begin at the batch."""
     rows, _, _, x, _ = made
     longer = synk.data(np.concatenate([TARGETS, TARGETS]))
     part = synk.data(TARGETS[:5], minibatch=True)
