@@ -441,7 +441,7 @@ class Planner:
             updated=session.keys(updated),
             update_modes=tuple([self._mode_of.get(var, "avg") for var in updated]),
             nccl=self._results.over_nccl(wanted) if session.nccl and (all_compute or all(counts)) else (),
-            master=session.master_rank,
+            controller=session.master_rank,
             has_collectives=self._collectives.any,
             kept=session.keys(self._collectives.kept(counts)),
             follow=follow,

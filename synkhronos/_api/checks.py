@@ -243,7 +243,7 @@ class Checks:
             For an output or an update that has one row for each data point.
         """
         n_parts = sum(min(count, call.num_slices) for count in call.counts)
-        is_sliced = min(call.counts[call.master], call.num_slices) > 1
+        is_sliced = min(call.counts[call.controller], call.num_slices) > 1
         suspects = [i for i in wanted if (n_parts > 1 and i in self._averaged) or (is_sliced and i in self._own)]
         n, updates = len(self._graph.outputs), self._graph.expressions[1] if is_sliced else ()
         named = set(map(id, self._named_updates))

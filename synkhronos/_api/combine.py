@@ -189,7 +189,7 @@ class Results:
         if not all(weights):
             present = [values for values, weight in zip(results, weights) if weight]
             present_weights = [weight for weight in weights if weight]
-        own, is_present = results[call.master], weights[call.master] > 0
+        own, is_present = results[call.controller], weights[call.controller] > 0
         combined = []
         for place, i in enumerate(wanted):
             arrays = [values[place] for values in present]

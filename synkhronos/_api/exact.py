@@ -218,7 +218,7 @@ class _ExactPlanner(Planner):
             return call, refs
         # with fewer rows than ranks, each rank computes all rows, and collectives use the controller's values only
         n_rows = sum(call.counts)
-        counts = tuple(n_rows * (rank == call.master) for rank in range(session.n_ranks))
+        counts = tuple(n_rows * (rank == call.controller) for rank in range(session.n_ranks))
         shares = (Rows(0, n_rows),) * session.n_ranks
         return call._replace(shares=shares, counts=counts, all_compute=n_rows == 0), refs
 

@@ -105,7 +105,7 @@ class Sync:
         Shared by all ranks, aligned to 64 bytes, initially all zero.
     n_ranks : int
     rank : int
-        The rank of this process, which becomes the master.
+        The rank of this process, which becomes the controller.
     spin : float
         Seconds to spin before parking; 0 if ranks share cores.
 
@@ -115,7 +115,7 @@ class Sync:
         The rank of this process. A forked worker sets it.
     n_ranks : int
     sent : int
-        Number of the last message that the master sent.
+        Number of the last message that the controller sent.
     answered, arrived : list of int
         For each rank, the number of the last message that it answered, and the last barrier step at which it arrived.
     aborted : bool

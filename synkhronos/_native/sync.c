@@ -48,7 +48,7 @@ size_t sync_bytes(int n_ranks)
 /* Whether other ranks wait for the counter of `rank`. */
 static bool matters(const struct sync *sync, enum counter counter, int rank)
 {
-    return counter == ARRIVED || (counter == SENT) == (rank == sync->master);
+    return counter == ARRIVED || (counter == SENT) == (rank == sync->controller);
 }
 
 static bool is_behind(const struct sync *sync, enum counter counter, int rank, int64_t value)
@@ -81,7 +81,7 @@ void sync_post(struct sync *sync, enum counter counter, int64_t value)
     if (!sync_reached(sync, counter, value))
         return;
     for (int rank = 0; rank < sync->n_ranks; rank++)
-        if (rank != sync->rank && (counter != ANSWERED || rank == sync->master))
+        if (rank != sync->rank && (counter != ANSWERED || rank == sync->controller))
             wake(&sync->shared->slots[rank]);
 }
 

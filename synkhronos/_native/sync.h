@@ -36,8 +36,8 @@ _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2,
 #endif
 
 enum counter {
-    SENT,     /* number of the last message sent; only the master's counter is used */
-    ANSWERED, /* number of the last message that each worker has answered; the master's counter is not used */
+    SENT,     /* number of the last message sent; only the controller's counter is used */
+    ANSWERED, /* number of the last message that each worker has answered; the controller's counter is not used */
     ARRIVED,  /* last barrier step at which each rank has arrived */
     N_COUNTERS
 };
@@ -60,7 +60,7 @@ struct sync_shared {
 /* One process's view. */
 struct sync {
     struct sync_shared *shared;
-    int n_ranks, rank, master;
+    int n_ranks, rank, controller;
     int64_t spin; /* nanoseconds to spin before parking; 0 where ranks share cores */
     int64_t step; /* the last barrier step at which this rank arrived */
 };

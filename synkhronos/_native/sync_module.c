@@ -171,7 +171,7 @@ static PyObject *reset(Sync *self, PyObject *ignored)
 
 static PyObject *get_sent(Sync *self, void *ignored)
 {
-    return PyLong_FromLongLong(atomic_load(&self->sync.shared->slots[self->sync.master].counters[SENT]));
+    return PyLong_FromLongLong(atomic_load(&self->sync.shared->slots[self->sync.controller].counters[SENT]));
 }
 
 static PyObject *get_list(Sync *self, void *counter)

@@ -239,7 +239,7 @@ class ProcessGroup:
         self.master_rank = master_rank
         self.ahead = [0] * self.n_ranks
         self.workers = [rank for rank in range(self.n_ranks) if rank != master_rank]
-        self._master_pid = os.getpid()
+        self._controller_pid = os.getpid()
         self._board = StatusBoard(self.n_ranks, master_rank, self.world.first, self.world.n_ranks)
         spin = _SPIN_SECONDS if self.n_ranks <= count_cores() else 0.0
         self.sync = RankSync(self._board.words, self.n_ranks, master_rank, spin)
@@ -440,17 +440,17 @@ class ProcessGroup:
         self.sync.rank = rank
         self.channel = channel
         with contextlib.suppress(ControllerDied):
-            self.check_master()
+            self.check_controller()
             self._work(rank)
 
-    def check_master(self) -> None:
+    def check_controller(self) -> None:
         """Raise `ControllerDied` if the controller of this worker has ended."""
-        if os.getppid() != self._master_pid:
+        if os.getppid() != self._controller_pid:
             raise ControllerDied
 
     def receive(self) -> bytes:
         """Wait for the controller's next message, and return it."""
-        self.sync.wait(SENT, self.number + 1, self.check_master)
+        self.sync.wait(SENT, self.number + 1, self.check_controller)
         if self.timeline.on:
             self.timeline.resume(self.number, OUTSIDE)
             self.timeline.begin()
@@ -480,4 +480,4 @@ class ProcessGroup:
         if self.sync.rank == self.master_rank:
             self.check_workers()
         else:
-            self.check_master()
+            self.check_controller()

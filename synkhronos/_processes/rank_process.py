@@ -116,7 +116,7 @@ def _live(work: Callable[[], None], mask: Iterable[int]) -> NoReturn:
     """Run ``work`` in the child, and exit."""
     code = 1
     try:
-        leave_signals_to_master()
+        leave_signals_to_controller()
         _allow_frames()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         work()
@@ -237,7 +237,7 @@ _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.S
 _UNCHANGEABLE = {signal.SIGKILL, signal.SIGSTOP}
 
 
-def leave_signals_to_master() -> None:
+def leave_signals_to_controller() -> None:
     """Make this worker ignore requests, and all signals that the controller ignores or handles.
 
     Exceptions are faults, SIGCHLD, job control, and handlers in C, such as those of `faulthandler`: they stay active.

@@ -138,7 +138,7 @@ class Caller:
         exchange: CollectiveHandlers,
     ) -> None:
         self._rank = group.world.first + group.rank
-        self._is_master = self._rank == group.world.master_rank
+        self._is_controller = self._rank == group.world.master_rank
         self._functions = functions
         self._ready: KeyedCache[Callable[[], list[Any] | None]] = KeyedCache()  # by function
         self._runners: dict[tuple[int, tuple[int, ...] | None], Callable[[list[Any]], list[Any]]] = {}
@@ -181,7 +181,7 @@ class Caller:
         share = borrowed_row(command) if is_absent else command.shares[self._rank] if command.shares else Rows(0, 0)
         compute = self._in_one(command, share) if command.num_slices == 1 else self._in_slices(command, share)
         left = [self._variables[key] for key in command.kept] if is_absent else []
-        is_master, modes = self._is_master, command.output_modes
+        is_controller, modes = self._is_controller, command.output_modes
         weights = _weights(command)
 
         def execute() -> list[Any] | None:
@@ -192,7 +192,7 @@ class Caller:
                     outputs = self._context.execute(weights, compute)
             else:
                 outputs = self._context.execute(weights, compute)
-            if is_absent and not is_master:
+            if is_absent and not is_controller:
                 return None
             if command.nccl:
                 self._timeline.switch(COLLECTIVES)
@@ -200,7 +200,7 @@ class Caller:
             results = []
             for output, mode in zip(outputs, modes):
                 if mode is None:
-                    results.append(output if is_master else None)
+                    results.append(output if is_controller else None)
                 else:
                     results.append(output if type(output) is np.ndarray else _array(output))
             return results
@@ -278,7 +278,7 @@ class Caller:
         for op, positions in by_op.items():
             weights = None if command.all_compute else command.counts
             try:
-                reduced = nccl.reduce([to_device(outputs[i]) for i in positions], op, weights, command.master)
+                reduced = nccl.reduce([to_device(outputs[i]) for i in positions], op, weights, command.controller)
             except ShapesDiffer:
                 continue
             for i, value in zip(positions, reduced or [None] * len(positions)):
@@ -293,7 +293,7 @@ def _weights(command: Call) -> tuple[int, ...]:
     """
     if not command.all_compute:
         return command.counts
-    return tuple(int(rank == command.master or not command.exact) for rank in range(len(command.counts)))
+    return tuple(int(rank == command.controller or not command.exact) for rank in range(len(command.counts)))
 
 
 def _numbers(command: Call, part: Rows) -> list[np.ndarray]:

@@ -64,7 +64,7 @@ class CollectiveHandlers:
         world = group.world
         self.rank = world.first + group.rank
         self.nccl: NcclTransport | None = None
-        self._is_master = self.rank == world.master_rank
+        self._is_controller = self.rank == world.master_rank
         self._group = group
         self._workspace = workspace
         self.variables = variables
@@ -98,7 +98,7 @@ class CollectiveHandlers:
 
     def _log_values(self, what: str, variables: Sequence[Any], way: str) -> None:
         """Log on the controller which transport moved variables, and the bytes of the controller's values."""
-        if self._is_master and _logger.isEnabledFor(logging.DEBUG):
+        if self._is_controller and _logger.isEnabledFor(logging.DEBUG):
             values = [one for one in map(_graph.get_array, variables) if hasattr(one, "dtype")]  # no random states
             n_bytes = sum(int(one.size) * one.dtype.itemsize for one in values)
             _logger.debug("%s of %s (%d bytes): %s", what, ", ".join(map(str, variables)), n_bytes, way)
@@ -108,7 +108,7 @@ class CollectiveHandlers:
         if command.ranks is not None and self.rank not in command.ranks:
             return None
         values = [_graph.get_array(self.variables[key]) for key in command.variables]
-        return [to_host(value) for value in values] if self._is_master else values
+        return [to_host(value) for value in values] if self._is_controller else values
 
     def _put(self, command: Put) -> list[bytes] | None:
         self._log_values("set", [self.variables[key] for key in command.variables], "through shared memory")
@@ -176,13 +176,13 @@ class CollectiveHandlers:
         arrays = self._host_arrays(variables)
         dtypes = [array.dtype if command.in_place else result_dtype(array.dtype, command.op) for array in arrays]
         outs: list[np.ndarray] | None = None
-        if self._is_master:
+        if self._is_controller:
             empty = [np.empty(array.shape, dtype) for array, dtype in zip(arrays, dtypes) if not command.in_place]
             outs = arrays if command.in_place else empty
             self._at_work += outs
         directly = self.transport.reduce(arrays, command.op, outs, dtypes)
         self._log_values("reduce", variables, _way(directly))
-        if self._is_master and command.in_place:
+        if self._is_controller and command.in_place:
             self._write_back(variables, arrays)
         return None if command.in_place else outs
 

@@ -116,7 +116,7 @@ class Call(NamedTuple):
     updated: tuple[int, ...]
     update_modes: tuple[str, ...]
     nccl: tuple[int, ...] = ()  # indices of the wanted outputs that NCCL reduces to the controller
-    master: int = 0  # the controller's rank
+    controller: int = 0  # the rank of the controller
     has_collectives: bool = False  # the function has collectives; a rank without data points takes part with weight 0
     kept: tuple[int, ...] = ()  # variables that a rank without data points must not update
     exact: bool = False  # the function also takes: the total row count, the rank's first row, its row count

@@ -65,13 +65,13 @@ class Replica:
         world = group.world
         self.rank = world.first + group.rank
         self.n_ranks = world.n_ranks
-        self.is_master = self.rank == world.master_rank
+        self.is_controller = self.rank == world.master_rank
         self.completed = 0
         self.segments = segments
         self.variables = variables
         self.heap = heap
         self.functions: dict[int, Any] = {}
-        self.thread_limits = ThreadLimits(group.n_ranks, quiet=not self.is_master)
+        self.thread_limits = ThreadLimits(group.n_ranks, quiet=not self.is_controller)
         self.context: Any = None  # of the rank's GPU, once it is bound
         self._group = group
         self._timeline = group.timeline
@@ -132,7 +132,7 @@ class Replica:
             timeline.switch(COLLECTIVES if kind in self._exchange.handlers and kind is not Shapes else CONTROL)
         try:
             result = self._handlers[kind](command)
-            if self.is_master or result is None or kind not in (Call, Get):
+            if self.is_controller or result is None or kind not in (Call, Get):
                 return result
             timeline.switch(TRANSFERS)
             return self._publisher.publish(result)
@@ -185,13 +185,13 @@ class Replica:
             self._caller.forget(function)
         for variable in variables:
             self.variables.drop(variable)
-        if (functions or variables) and not self.is_master:
+        if (functions or variables) and not self.is_controller:
             gc.collect()  # compiled functions are reference cycles, and may hold much memory
 
     # -- GPU
 
     def _bind(self, command: Bind) -> None:
-        self.context = _backends.bind(command.devices[self.rank], self.rank, quiet=not self.is_master)
+        self.context = _backends.bind(command.devices[self.rank], self.rank, quiet=not self.is_controller)
 
     def _connect(self, command: Connect) -> None:
         self._exchange.use_nccl(connect(self.context, command.clique, self.n_ranks, self.rank))
@@ -203,7 +203,7 @@ class Replica:
         self.heap.call(self._exchange.move_to_heap, variables)
 
     def _load(self, command: Load) -> None:
-        if not self.is_master and (command.ranks is None or self.rank in command.ranks):
+        if not self.is_controller and (command.ranks is None or self.rank in command.ranks):
             bundle = _graph.Bundle(
                 self.segments.view(command.pickled).tobytes(),
                 [self.segments.view(ref) for ref in command.buffers],
