@@ -1,4 +1,4 @@
-"""Tests of functions and variables on GPUs. `test_gpu.py` runs them in a new process, which can take GPUs only once.
+"""Functions and variables on GPUs; `test_gpu.py` runs these tests in a new process, which can take GPUs once.
 
 The environment variable SYNKHRONOS_DEVICES names the devices. With NCCL_STAND_IN=1, `fake_nccl` replaces NCCL.
 """

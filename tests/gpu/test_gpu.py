@@ -62,7 +62,7 @@ class TestOnGpu:
         """Each node is a process with two ranks."""
         self.run_tests("opencl", 2, self.COLLECTIVE, launch=(MPIEXEC, "-n", "2"))
 
-    #: Tests that depend on the number of ranks and nodes, and on NCCL; others compile for OpenCL, which takes long.
+    #: Tests that depend on the number of ranks and nodes, and on NCCL. Compiling for OpenCL takes most of the time.
     COLLECTIVE = "every_op or TestVariables or collectives_inside or had_once"
 
     @staticmethod

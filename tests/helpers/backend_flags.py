@@ -22,7 +22,7 @@ if FOLDER:
 #: C code is not optimized: this saves a third of the time of a first run, and data in tests are small.
 UNOPTIMIZED = "-O0 -g0"
 
-# PyTensor's C code compiles in seconds, numba takes a minute. Tests of both linkers name the other one.
+# By default, PyTensor compiles C code, in seconds instead of numba's minute. `make test-numba` sets another linker.
 for _name, _flag in (
     ("THEANO_FLAGS", f"gcc.cxxflags={UNOPTIMIZED}"),
     ("PYTENSOR_FLAGS", f"gcc__cxxflags={UNOPTIMIZED}"),

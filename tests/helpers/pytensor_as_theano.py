@@ -49,7 +49,7 @@ def clone(output, replace=None, share_inputs=True):
 
 
 def with_updates(function):
-    """Suppress the warning about updates that PyTensor's loops return."""
+    """Wrap a function that builds a loop, without PyTensor's warning about the updates that it returns."""
 
     def loop(*arguments, **options):
         with warnings.catch_warnings():

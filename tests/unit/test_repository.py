@@ -117,7 +117,7 @@ def named_functions(text):
 
 
 def look_up(name):
-    """Return what a dotted name within the package stands for; raises ImportError or AttributeError."""
+    """Return the object with a dotted name within the package; raise ImportError or AttributeError without one."""
     path = name.split(".")
     for n in range(len(path), 0, -1):
         module = f"synkhronos.{'.'.join(path[:n])}"
