@@ -1,4 +1,4 @@
-"""Profiles and traces: times that sum up, waiting for the slowest rank, and files with the same times."""
+"""Profiles and traces: sums of times, waits for the slowest rank, and trace files."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _built = {}
 
 
 def make():
-    """A function, a variable that it updates, and one that says what should go wrong on which rank."""
+    """Return a function, a variable that orders a fault on a rank, and a variable that the function updates."""
     if not _built:
         x = T.dmatrix("x")
         fault, seen = theano.shared(np.int64(NOTHING), "fault"), theano.shared(np.zeros(2), "seen")
@@ -44,7 +44,7 @@ def work(f, seen):
 
 
 def check(profile, ranks):
-    """What holds for every profile: the categories of each rank make up its time, and the ranks make up the total."""
+    """Check that the categories of each rank add up to its time, and the ranks to the total."""
     assert list(profile.seconds) == list(ranks)
     for rank, seconds in profile.seconds.items():
         assert tuple(seconds) == CATEGORIES
@@ -59,7 +59,7 @@ def check(profile, ranks):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still unless it is set."""
+    """Replace the clock by one that stands still until a test sets it, and return it."""
     clock = types.SimpleNamespace(now=1000)
     monkeypatch.setattr(_timeline, "monotonic_ns", lambda: clock.now)
     return clock
@@ -97,7 +97,7 @@ def test_a_wait_is_straggling_until_the_slowest_rank_had_finished(clock):
 
 
 @pytest.mark.parametrize("others", [0, 10**18])
-def test_no_more_than_the_wait_is_straggling(clock, others):
+def test_straggling_is_at_most_the_wait(clock, others):
     finished = np.full((2, 2), others, np.int64)
     timeline = Timeline(finished, 0)
     timeline.start(0)
@@ -112,7 +112,7 @@ def test_no_more_than_the_wait_is_straggling(clock, others):
     assert len(notes.marks) == 0
 
 
-def test_a_timeline_that_is_off_notes_nothing():
+def test_a_timeline_that_is_off_records_nothing():
     finished = np.zeros((2, 1), np.int64)
     timeline = Timeline(finished, 0)
     with timeline.call("a call"):
@@ -125,7 +125,7 @@ def test_a_timeline_that_is_off_notes_nothing():
     assert sum(notes.totals) == notes.totals[CONTROL] == notes.stop - notes.start
 
 
-def test_old_changes_give_way_to_new_ones(clock):
+def test_new_changes_replace_the_oldest_ones(clock):
     timeline = Timeline(np.zeros((2, 1), np.int64), 0)
     timeline.start(6)
     for number in range(20):
@@ -171,7 +171,7 @@ def test_categories_make_up_the_time(session):
     check(profile, range(session))
     for seconds in profile.seconds.values():
         assert all(seconds[name] > 0 for name in ("function", "shuffle", "collectives", "control"))
-    assert f(ROWS)[0] == 36  # and the session goes on
+    assert f(ROWS)[0] == 36  # the session stays usable
 
 
 @pytest.mark.parametrize("slow", [0, 1])
@@ -228,7 +228,7 @@ def test_a_rank_that_is_replaced(synchronize):
         synk.broadcast([fault, seen])
         work(f, seen)
     check(profile, range(2))
-    assert profile.elapsed[1] < profile.elapsed[0]  # it was not there from the beginning
+    assert profile.elapsed[1] < profile.elapsed[0]  # it started later
     assert profile.seconds[1]["function"] > 0
 
 
@@ -299,7 +299,7 @@ WRONG = [{"theano": 1.0}, {"total": -1.0}, {"total": True}, {"function": "1"}, s
 
 
 @pytest.mark.parametrize(("serial", "error"), [(3.0, TypeError), *((one, ValueError) for one in WRONG)])
-def test_what_a_serial_run_is_given_as(serial, error):
+def test_invalid_serial_times_are_refused(serial, error):
     with pytest.raises(error, match="serial"):
         check_serial(serial)
 
@@ -362,17 +362,17 @@ def test_a_trace(session, tmp_path):
     assert names == [event["name"] for event in commands[-1]]
     assert sum(name.startswith("Call train") for name in names) == 2
     assert {"AllReduce", "Get"} <= set(names)
-    for together in zip(*commands):  # every rank is at a command at the same time as the master: one clock
-        master = together[0]
+    for together in zip(*commands):  # one clock: each command overlaps the controller's
+        first = together[0]
         for event in together:
-            assert event["ts"] < master["ts"] + master["dur"]
-            assert master["ts"] < event["ts"] + event["dur"]
+            assert event["ts"] < first["ts"] + first["dur"]
+            assert first["ts"] < event["ts"] + event["dur"]
     calls = [event["name"] for event in of_ranks[0] if event["cat"] == "command" and event["name"][0].islower()]
     assert calls == ["train", "train", "all_reduce", "gather", "get_value"]
 
 
 def events_of_rank(events, rank):
-    """The complete events of a rank, whose fields are as Chrome's format wants them."""
+    """Return the complete events of a rank, and check that their fields fit Chrome's format."""
     labels = {event["name"]: event["args"] for event in events if event["ph"] == "M" and event["pid"] == rank}
     assert set(labels) == {"process_name", "process_labels", "process_sort_index", "thread_name"}
     assert re.fullmatch(rf"rank {rank} \((node \d \(.*\): )?cpu\)", labels["process_name"]["name"])
@@ -387,8 +387,8 @@ def events_of_rank(events, rank):
 
 
 def check_nesting(events):
-    """Each event lies within the ones that it overlaps, and phases do not overlap at all."""
-    tolerance = 1e-3 / 2  # microseconds: half of the clock's nanosecond
+    """Check that each event lies within the commands that it overlaps, and that phases do not overlap."""
+    tolerance = 1e-3 / 2  # microseconds: half of the clock's resolution of 1 ns
     open_until = []
     for event in events:  # in the order of their starts, longer ones first
         start, stop = event["ts"], event["ts"] + event["dur"]

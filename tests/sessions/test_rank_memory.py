@@ -1,4 +1,4 @@
-"""Where values of variables and results are stored, what `memory` reports, and the user's own processes."""
+"""Memory of ranks: where variables and results are stored, what `memory` reports, and processes that users fork."""
 
 import contextvars
 import functools
@@ -26,7 +26,7 @@ _built = {}
 
 
 def build():
-    """A function that adds to one variable in place, and makes a new value of another."""
+    """Return a function that updates one variable in place and another with a new array, and the variables."""
     if not _built:
         x, rate = T.fvector("x"), T.fscalar("rate")
         w, v = (theano.shared(np.zeros(N, "float32"), name) for name in "wv")
@@ -39,7 +39,7 @@ def build():
 
 
 def offset(value):
-    """Where an array, or the master's value of a variable, lies in the regions."""
+    """Return the offset of an array, or of the controller's value of a variable, in the shared heap, or None."""
     value = getattr(value, "get_value", lambda **keywords: value)(borrow=True)
     return current().replica.heap.offset(value)
 
@@ -48,10 +48,10 @@ def assert_inside(*variables):
     for var in variables:
         place = offset(var)
         assert place is not None
-        assert place // region() == current().master_rank
+        assert place // region_size() == current().master_rank
 
 
-def region():
+def region_size():
     base = current().replica.heap.base
     with open("/proc/self/maps") as maps:
         bounds = [[int(bound, 16) for bound in line.split()[0].split("-")] for line in maps if "/memfd:synk" in line]
@@ -67,7 +67,7 @@ class TestWhereValuesLie:
     def three_ranks(self, synchronize):
         synchronize(3, master_rank=1)
 
-    def test_distribution_moves_variables_in(self):
+    def test_distribution_moves_variables_into_the_heap(self):
         w = theano.shared(np.ones(N, "float32"), "w")
         before = synk.memory().in_use
         f = synk.function([], [(w.sum(), "sum")])
@@ -82,14 +82,14 @@ class TestWhereValuesLie:
         f, w, _ = build()
         w.set_value(np.ones(N, "float32"))
         f(np.arange(N, dtype="float32"), 1)
-        assert offset(w) is None or not on_theano  # which updates in place: it stays where it is
+        assert offset(w) is None or not on_theano  # Theano updates in place, outside of the heap
         synk.broadcast(w)
         assert synk.check_replicas(w) == {}
 
     @pytest.mark.parametrize("set_value", WAYS)
-    def test_collectives_move_variables_in(self, set_value):
+    def test_collectives_move_variables_into_the_heap(self, set_value):
         _, w, _ = build()
-        w.set_value(np.ones(N, "float32"))  # Theano's own, which knows of no ranks
+        w.set_value(np.ones(N, "float32"))  # the backend's method, which does not use the heap
         assert offset(w) is None
         value = np.arange(N, dtype="float32")
         set_value(w, value)
@@ -100,7 +100,7 @@ class TestWhereValuesLie:
         assert offset(w) == before
         assert (synk.gather(w) == value + 1).all()
 
-    def test_updates_stay_in(self):
+    def test_updates_stay_in_the_heap(self):
         f, w, v = build()
         for n in range(1, 5):
             f(np.ones(6, "float32"), 1)
@@ -110,7 +110,7 @@ class TestWhereValuesLie:
         assert_inside(v)
         assert v.get_value().shape == (3 * N,)
 
-    def test_results_are_the_programs_own(self):
+    def test_results_are_outside_of_the_heap(self):
         f, w, _ = build()
         results = [*f(np.ones(N, "float32"), 1), synk.reduce(w, in_place=False), synk.gather(w), synk.get_value(0, w)]
         for result in results:
@@ -130,7 +130,7 @@ class TestWhereValuesLie:
         assert (w.get_value() == 2).all()
         assert offset(np.ones(N)) is None
 
-    def test_an_exception_leaves_the_programs_own_memory(self):
+    def test_after_an_exception_numpy_allocates_outside_of_the_heap(self):
         _, w, _ = build()
         start = T.lscalar("start")
         broken = synk.function([], w + w[start:], bcast_inputs=[start])
@@ -139,7 +139,7 @@ class TestWhereValuesLie:
         assert offset(np.ones(N)) is None
 
 
-def test_numbers_are_theanos(session):
+def test_results_are_those_of_numpy(session):
     f, w, v = build()
     rng, expected = np.random.RandomState(0), np.zeros(N, "float32")
     for n in range(1, 80):
@@ -155,7 +155,7 @@ def test_numbers_are_theanos(session):
     assert synk.check_replicas() == {}
 
 
-# ---------------------------------------------------------------- what memory shows
+# ---------------------------------------------------------------- what memory reports
 
 
 def test_single_copy(session):
@@ -181,11 +181,11 @@ def test_single_copy(session):
     assert lines[0].split()[2:] == " ".join(f"rank {rank}" for rank in after.in_use).split()
     assert "in_use={0: " in repr(after)
     value = big()
-    wait_for(lambda: not any(synk.memory().kept.values()), "freed memory")  # nothing is executed meanwhile
+    wait_for(lambda: not any(synk.memory().kept.values()), "freed memory")  # ranks execute nothing in the meantime
     assert big() == value
 
 
-def test_memory_that_is_kept_makes_room_for_data(three, monkeypatch):
+def test_kept_memory_is_freed_for_data(three, monkeypatch):
     f, _, _ = build()
     f(np.ones(1000, "float32"), 1)
     assert all(synk.memory().kept.values())
@@ -212,9 +212,9 @@ def mapped():
 
 
 def test_sessions_one_after_the_other(no_session):
-    """Variables keep their values, and the memory of each session lives as long as a value in it."""
+    """Variables keep their values, and the memory of a session is mapped as long as a value lies in it."""
     w = theano.shared(np.zeros(N, "float32"), "w")
-    f = synk.function  # built in each session again
+    f = synk.function  # each session builds it again
     gc.collect()
     before = len(mapped())
     for n, n_ranks in enumerate([2, 1, 3, 5, 2], 1):
@@ -234,7 +234,7 @@ def test_sessions_one_after_the_other(no_session):
 
 
 def test_arrays_of_a_closed_session_in_new_workers(no_session):
-    """They are inherited, in vain, and read like the master's."""
+    """Workers of a new session get the controller's values, not the inherited memory of the closed session."""
     w = theano.shared(np.zeros(N, "float32"), "w")
     synk.fork(2, use_gpu=False)
     synk.function([], w.sum(), updates=[(w, w + 1)])()
@@ -246,11 +246,11 @@ def test_arrays_of_a_closed_session_in_new_workers(no_session):
     synk.close()
 
 
-# ---------------------------------------------------------------- processes of the user's
+# ---------------------------------------------------------------- processes that users fork
 
 
 def evaluate(number):
-    """The sum of the variable that this process has, which it then overwrites; once in each process."""
+    """Return the sum of this process's value of the variable, and overwrite the value. Call it once in each process."""
     value = _built["w"].get_value(borrow=True)
     total = float(value.sum())
     value[:] = -1
@@ -309,12 +309,12 @@ def test_programs_are_started(two, preexec):
 
 
 @pytest.mark.parametrize("by_handler", [False, True])
-def test_close_gives_back_what_workers_had_though_variables_live(no_session, by_handler):
+def test_close_frees_memory_of_workers_while_variables_live(no_session, by_handler):
     synk.fork(2)
     w, large = theano.shared(np.ones(N)), theano.shared(np.ones(20 * N))
     synk.broadcast([w, large])
     files = [int(name) for name in os.listdir("/proc/self/fd") if is_memory(f"/proc/self/fd/{name}")]
-    kept = os.dup(max(files, key=lambda fd: os.fstat(fd).st_size))  # the regions are the largest
+    kept = os.dup(max(files, key=lambda fd: os.fstat(fd).st_size))  # the shared heap is the largest
     try:
         assert os.fstat(kept).st_blocks * 512 > 2 * large.get_value(borrow=True).nbytes
         large.set_value(np.ones(1))
@@ -346,5 +346,5 @@ def close_within_a_call():
 def is_memory(path):
     try:
         return os.readlink(path).startswith("/memfd:synkhronos")
-    except OSError:  # the folder itself, which is closed by now
+    except OSError:  # the descriptor that os.listdir used is closed
         return False

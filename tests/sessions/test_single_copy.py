@@ -1,4 +1,4 @@
-"""A data set exists once, however many ranks read it."""
+"""Memory use: a data set is stored once, however many ranks read it."""
 
 import os
 
@@ -14,12 +14,12 @@ GIGABYTE = 10**9
 
 
 def proportional_set_size():
-    """Memory of this process and its workers together, shared pages counted once, in bytes."""
+    """Return the memory of this process and its workers in bytes, with shared pages counted once."""
     return sum(psutil.Process(pid).memory_full_info().pss for pid in (os.getpid(), *worker_pids()))
 
 
 def reading():
-    """A function that reads all of its input without memory of its own, and warms up with a little."""
+    """Return a function that reads all of its input in place, after a first call with few rows."""
     x, w = T.fmatrix("x"), theano.shared(np.ones(1000, "float32"), "w")
     function = synk.function([x], [(T.dot(x, w).sum(dtype="float64"), "sum")])
     function(synk.data(np.ones((8, 1000), "float32")), batch=[0, 5, 3])
@@ -28,7 +28,7 @@ def reading():
 
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(psutil.virtual_memory().available < 2 * GIGABYTE, reason="needs 2 GB of memory")
-def test_a_gigabyte_is_there_once(synchronize):
+def test_a_gigabyte_is_stored_once(synchronize):
     n_ranks = synchronize(4)
     function = reading()
     before = proportional_set_size()
@@ -61,14 +61,14 @@ def test_a_file_needs_no_shared_memory(three, tmp_path):
 
 
 def shared_pages():
-    """Bytes of segments that this process and its workers have mapped."""
+    """Return the bytes of segments that this process and its workers have mapped."""
     pids = (os.getpid(), *worker_pids())
     maps = [one for pid in pids for one in psutil.Process(pid).memory_maps()]
     return sum(one.rss for one in maps if "/memfd:synkhronos" in one.path)
 
 
 def anonymous_memory():
-    """Bytes of this process and its workers that are neither files nor shared memory."""
+    """Return the bytes of this process and its workers that are neither files nor shared memory."""
     pids = (os.getpid(), *worker_pids())
     return sum(one.anonymous for pid in pids for one in psutil.Process(pid).memory_maps())
 
@@ -85,7 +85,7 @@ def test_large_collectives_need_no_memory_of_their_size(two):
     assert w.get_value(borrow=True)[0] == 8
 
 
-def test_many_calls_do_not_grow(two):
+def test_many_calls_do_not_leak(two):
     function = reading()
     w = theano.shared(np.zeros(1000), "w")
     kept = synk.function([], [(w[0], None)])
@@ -114,7 +114,7 @@ def test_many_calls_do_not_grow(two):
     work(300)
     after = state()
     for old, new in zip(before, after):
-        assert new[0] <= old[0] + 40  # what waits for the next command
+        assert new[0] <= old[0] + 40  # descriptors that the next command closes
         assert new[1] <= old[1]
         assert new[2] <= old[2] + 80
     assert proportional_set_size() - memory < 20e6
