@@ -13,11 +13,11 @@ from synkhronos.extensions.train import make_train_function
 
 
 def reading(*variables):
-    """A function that uses variables."""
+    """Return a function that uses variables."""
     return synk.function([], [(var, None) for var in variables])
 
 
-def test_what_differs_and_by_how_much(session):
+def test_differing_variables_are_reported_with_the_largest_difference(session):
     values = {
         "float32": np.ones((3, 2), "float32"),
         "int64": np.arange(4),
@@ -45,7 +45,7 @@ def test_what_differs_and_by_how_much(session):
     expected = {"float32": 0.25, "int64": 2.0**62 - 3, "bool": 1.0, "empty": np.inf, "large": 1e-9}
     assert {var.name: most for var, most in found.items()} == expected
     assert {var.name for var in synk.check_replicas()} >= set(expected)
-    assert synk.get_value(last, shared["int64"])[3] == 2**62  # nothing changes
+    assert synk.get_value(last, shared["int64"])[3] == 2**62  # the check changes nothing
     synk.broadcast(list(shared.values()))
     assert synk.check_replicas(list(shared.values())) == {}
     del function
@@ -63,7 +63,7 @@ def test_not_a_number_and_signed_zeros(two):
     del function
 
 
-def test_a_value_set_in_the_master_alone_is_seen(two):
+def test_a_value_set_on_the_controller_alone_is_found(two):
     var = theano.shared(np.zeros(3), "var")
     function = reading(var)
     synk.distribute()
@@ -73,19 +73,19 @@ def test_a_value_set_in_the_master_alone_is_seen(two):
     del function
 
 
-def test_what_differs_by_purpose_is_left_out(no_session):
+def test_variables_that_differ_on_purpose_are_not_compared(no_session):
     synk.fork(2, use_gpu=False)
     x = T.dvector("x")
     part, data = theano.shared(np.zeros(4), "part"), theano.shared(np.zeros(4), "data")
     random = MRG_RandomStreams(1)
     f = synk.function([x], [(x + random.normal(x.shape), "gather"), part.sum()])
     g = synk.function([], data.sum(), sliceable_shareds=[data])
-    assert synk.check_replicas() == {}  # which distributes
+    assert synk.check_replicas() == {}  # distributes the functions first
     synk.scatter(part, np.arange(8.0))
     synk.set_value(1, data, np.ones(2))
     f(np.ones(3))
     assert synk.check_replicas() == {}
-    assert synk.check_replicas([data, part]) == {data: np.inf, part: 4.0}  # asked for by name
+    assert synk.check_replicas([data, part]) == {data: np.inf, part: 4.0}  # variables that are named are compared
     synk.broadcast(part)
     synk.set_value(1, part, np.ones(4))
     assert synk.check_replicas() == {part: 2.0}
@@ -125,7 +125,7 @@ def test_wrong_arguments_are_refused(two):
 
 
 def drifting():
-    """A step of Adam on each rank's own gradient, without an all-reduce."""
+    """Return parameters and a training step on each rank's own gradient, without an all-reduce."""
     x = T.dmatrix("x")
     w = theano.shared(np.zeros(3), "w")
     b = theano.shared(np.float64(0), "b")
@@ -142,7 +142,7 @@ def caught(call, *args):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_drifting_replicas_are_warned_of_once(synchronize, every):
+def test_drifting_replicas_warn_once(synchronize, every):
     synchronize(2, check_replicas=every)
     points = np.random.RandomState(0).randn(8, 3)
     parameters, step = drifting()
@@ -158,7 +158,7 @@ def test_drifting_replicas_are_warned_of_once(synchronize, every):
         assert caught(right, points[:4].repeat(2, axis=0).reshape(4, 2, 3).transpose(1, 0, 2).reshape(8, 3)) == []
 
 
-def test_training_as_it_should_be_is_not_warned_of(synchronize):
+def test_correct_training_does_not_warn(synchronize):
     synchronize(2, check_replicas=1)
     x, y = T.dmatrix("x"), T.dvector("y")
     w = theano.shared(np.zeros(3), "w")
@@ -174,7 +174,7 @@ def test_training_as_it_should_be_is_not_warned_of(synchronize):
 
 
 def plain_functions(w):
-    """Functions of the engine's own that update a variable: of new values, in place, copied, of another linker."""
+    """Return functions of the backend that update a variable: by a new array, in place, copied, by another linker."""
     i, other = T.lscalar("i"), theano.shared(np.zeros(3), "other")
     in_python = theano.Mode(linker="py", optimizer="fast_run")
     item = theano.function([i], w.sum(), updates=[(w, T.inc_subtensor(w[i], 1.0))])
@@ -189,7 +189,7 @@ def plain_functions(w):
 
 
 def setters(w):
-    """What gives a variable another value, without a function."""
+    """Return callables that set a variable without a compiled function."""
 
     def in_storage():
         w.container.storage[0] = np.arange(3.0)
@@ -205,7 +205,7 @@ def setters(w):
 
 
 @pytest.mark.parametrize("updates", [False, True], ids=["reads", "updates"])
-def test_an_exact_function_uses_what_the_program_has_set_on_all_ranks(session, updates):
+def test_an_exact_function_uses_values_that_the_program_has_set(session, updates):
     x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
     before = plain_functions(w)
     f = synk.function([x], x.dot(w), updates=[(w, w * 0.5)] * updates, exact=True)
@@ -214,7 +214,7 @@ def test_an_exact_function_uses_what_the_program_has_set_on_all_ranks(session, u
     f(given)
     ways = [*before.values(), *plain_functions(w).values(), *setters(w)]
     ways += [lambda: f.as_theano(given), lambda: local.as_theano(given)]
-    ways += [lambda: theano.function([], w.sum()).__setitem__(w, np.ones(3))] * on_theano  # PyTensor's have no values
+    ways += [lambda: theano.function([], w.sum()).__setitem__(w, np.ones(3))] * on_theano  # not in PyTensor
     for way in [*ways, ways[1], ways[2]]:
         way()
         value = w.get_value()
@@ -222,7 +222,7 @@ def test_an_exact_function_uses_what_the_program_has_set_on_all_ranks(session, u
         assert not synk.check_replicas(w)
 
 
-def test_a_plain_function_that_fails_has_its_partial_result_passed_on(session):
+def test_partial_results_of_a_failed_function_reach_all_ranks(session):
     x, i, w = T.dmatrix("x"), T.lscalar("i"), theano.shared(np.ones(3), "w")
     f = synk.function([x], x.dot(w), exact=True)
     fails = theano.function([i], w[i], updates=[(w, w * 2)])
@@ -234,7 +234,7 @@ def test_a_plain_function_that_fails_has_its_partial_result_passed_on(session):
 
 
 def test_ranks_keep_values_of_their_own_under_plain_functions(two):
-    """As in 2017: updates are local, and a plain function of the engine's concerns the controller alone."""
+    """Updates are local, and a function of the backend changes the controller's value alone, as in 2017."""
     x, w = T.dmatrix("x"), theano.shared(np.zeros(3), "w")
     local = synk.function([x], (x.sum(), "sum"), updates=[(w, w + x.sum())])
     exact = synk.function([x], (x.dot(w)).sum(), exact=True)
@@ -246,7 +246,7 @@ def test_ranks_keep_values_of_their_own_under_plain_functions(two):
     np.testing.assert_array_equal(own[:, 0], [9, 9])
     synk.set_value(1, w, np.ones(3))
     local(np.ones((4, 3)))
-    exact(np.ones((4, 3)))  # the program has set nothing: it uses what each rank has
+    exact(np.ones((4, 3)))  # the program has set no value: each rank uses its own
     np.testing.assert_array_equal(synk.gather(w)[:, 0], [15, 7])
     double()
     local(np.ones((4, 3)))
@@ -255,7 +255,7 @@ def test_ranks_keep_values_of_their_own_under_plain_functions(two):
     assert not synk.check_replicas(w)
 
 
-def test_what_a_sequence_would_see_too_early_is_refused(session):
+def test_values_set_after_a_recorded_call_are_refused(session):
     x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
     f = synk.function([x], x.dot(w).sum(), exact=True)
     double = theano.function([], [], updates=[(w, w * 2)])

@@ -1,4 +1,4 @@
-"""`sequence`: its block is sent as one message, and gives the results of separate calls."""
+"""`sequence`: the calls of a block are sent as one message, and give the results of separate calls."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ DATA = np.random.RandomState(3).randint(-9, 9, (11, 3)).astype("float64")
 
 @functools.cache
 def built():
-    """A step of gradient descent on whole numbers, in three parts, and a function of scattered rows."""
+    """Build a step of gradient descent on integers, in three parts, other functions, and their variables."""
     x = T.dmatrix("x")
     w, g = theano.shared(np.zeros(3), "w"), theano.shared(np.zeros(3), "g")
     rows, picked = theano.shared(np.zeros((1, 3)), "rows"), theano.shared(np.zeros((1, 3)), "picked")
@@ -37,7 +37,7 @@ def built():
 
 @pytest.fixture
 def parts(session):
-    """The functions and the variables, distributed, all of them 0."""
+    """Return the functions and variables, distributed, with all variables set to 0."""
     w, g, rows, picked = built()[5:]
     synk.distribute()
     synk.broadcast([w, g, rows, picked], [np.zeros(3), np.zeros(3), np.zeros((1, 3)), np.zeros((1, 3))])
@@ -45,7 +45,7 @@ def parts(session):
 
 
 def n_sent():
-    """How many messages have gone to the ranks."""
+    """Return the number of messages sent to the ranks."""
     return current().replica._group.sync.sent
 
 
@@ -66,7 +66,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_step_is_one_message_and_the_same_to_the_bit(parts, case):
+def test_a_step_is_one_message_and_bitwise_equal(parts, case):
     gradient, update, _, _, _, w, g, _, _ = parts
     make, options = CASES[case]
     data = make()
@@ -85,7 +85,7 @@ def test_a_step_is_one_message_and_the_same_to_the_bit(parts, case):
 
 
 def drawn_part(draw, n_ranks):
-    """A call or a collective, as a function of what `parts` gives; of whole numbers, so that sums are exact."""
+    """Draw a call or a collective, as a function of the fixture `parts`, on integers, whose sums are exact."""
     kind = draw(st.integers(0, 6))
     n, seed = draw(st.integers(1, 12)), draw(st.integers(0, 99))
     data = np.random.RandomState(seed).randint(-9, 9, (n, 3)).astype("float64")
@@ -125,10 +125,10 @@ def test_any_sequence_does_what_its_parts_do(parts, session, draw_from):
     np.testing.assert_equal(*found)
 
 
-def test_inputs_are_those_of_the_moment_of_the_call(parts):
+def test_inputs_are_read_at_the_time_of_the_call(parts):
     total = parts[2]
     data = DATA.copy()
-    for repeat in range(3):  # the second time each part finds its memory, the third one needs more
+    for repeat in range(3):  # reuses staging memory, then needs more
         n = 11 if repeat < 2 else 9000
         data = np.resize(DATA, (n, 3)).copy()
         with synk.sequence():
@@ -149,7 +149,7 @@ def test_variables_are_set_in_order(parts, session):
     _, update, total, picked_sum, own, w, g, rows, _ = parts
     ones = synk.data(np.ones((11, 3)))
     with synk.sequence():
-        first = picked_sum(batch_s=slice(0, 1))  # which asks for lengths
+        first = picked_sum(batch_s=slice(0, 1))  # asks ranks for lengths
         synk.broadcast(g, [1.0, 2.0, 3.0])
         update()
         synk.broadcast(g, [1000.0] * 3)
@@ -159,7 +159,7 @@ def test_variables_are_set_in_order(parts, session):
         synk.reduce(g, op="sum")
         assert own(DATA) is not None
         summed = total(ones)
-        ones.set_value(np.zeros((400, 3)))  # elsewhere: what was given before is still to be read
+        ones.set_value(np.zeros((400, 3)))  # in new memory: `summed` still reads the old
     assert summed.result()[0] == 33
     assert first.result() == 0
     expected = -(2.0**-10) * (np.array([1.0, 2.0, 3.0]) + 1000)
@@ -169,7 +169,7 @@ def test_variables_are_set_in_order(parts, session):
     np.testing.assert_array_equal(g.get_value(), (session - 1) * 1000.0 + np.array([5.0, 6.0, 7.0]))
 
 
-def test_a_result_of_the_master_alone_is_its_own(parts, session):
+def test_results_of_the_controller_alone_are_kept(parts, session):
     own, w = parts[4], parts[5]
     start, stop = shares(11, session)[0]
     with synk.sequence():
@@ -179,7 +179,7 @@ def test_a_result_of_the_master_alone_is_its_own(parts, session):
     assert [one.result() for one in futures] == [DATA[start:stop].sum(), DATA[:1].sum(), DATA[start:stop].sum() + 3]
 
 
-def test_results_are_not_known_in_the_block(parts):
+def test_results_are_not_available_in_the_block(parts):
     total = parts[2]
     with synk.sequence():
         future = total(DATA)
@@ -210,13 +210,13 @@ def test_an_exception_in_the_block_sends_nothing(parts):
     with synk.sequence():
         pass
     assert n_sent() == before
-    with synk.sequence():  # the one part is a message as outside
+    with synk.sequence():  # a single part is sent as outside of a block
         future = gradient(DATA)
     assert n_sent() == before + 1
     assert future.result() == 1
 
 
-def test_what_needs_an_answer_comes_first_or_stands_outside(parts, session):
+def test_parts_that_need_an_answer_must_be_first(parts, session):
     _, update, total, picked_sum, _, w, _, rows, _ = parts
     asking = (synk.gather, synk.broadcast, synk.get_shapes, functools.partial(synk.reduce, in_place=False))
     refused = [*(functools.partial(one, w) for one in asking), synk.check_replicas, lambda: synk.get_value(0, w)]
@@ -243,7 +243,7 @@ def test_what_needs_an_answer_comes_first_or_stands_outside(parts, session):
         borrowed(DATA)
 
 
-def test_the_environment_asks_for_the_first_alone(parts, monkeypatch):
+def test_the_environment_compares_the_first_part_alone(parts, monkeypatch):
     gradient, update, total, _, _, _, g, _, _ = parts
     monkeypatch.setenv("SYNKHRONOS_CHECK", "1")
     with synk.sequence():
@@ -256,7 +256,7 @@ def test_the_environment_asks_for_the_first_alone(parts, monkeypatch):
 
 
 @pytest.mark.numba
-def test_functions_that_are_new_are_distributed(parts, session):
+def test_new_functions_are_distributed(parts, session):
     w = parts[5]
     more = theano.shared(np.arange(3.0), "more")
     x = T.dmatrix("x")
@@ -330,10 +330,10 @@ def test_traces_name_the_parts(two, tmp_path):
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     for rank in range(2):
         spans = {event["name"]: event for event in events if event["ph"] == "X" and event["pid"] == rank}
-        whole = spans["Sequence (Call gradient, AllReduce, Call update)"]
+        full = spans["Sequence (Call gradient, AllReduce, Call update)"]
         order = [spans[name] for name in ("Call gradient", "AllReduce", "Call update")]
-        assert whole["ts"] <= order[0]["ts"]
-        assert order[-1]["ts"] + order[-1]["dur"] <= whole["ts"] + whole["dur"] + 1e-3
+        assert full["ts"] <= order[0]["ts"]
+        assert order[-1]["ts"] + order[-1]["dur"] <= full["ts"] + full["dur"] + 1e-3
         for one, other in zip(order, order[1:]):
             assert one["ts"] + one["dur"] <= other["ts"] + 1e-3
         assert sum(measured.seconds[rank].values()) == pytest.approx(measured.elapsed[rank], rel=1e-9)
