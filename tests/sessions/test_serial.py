@@ -12,7 +12,7 @@ import synkhronos as synk
 POINTS = np.arange(48.0).reshape(12, 4)
 
 
-#: A false alarm is an error; that there are more ranks than cores is none.
+#: A RuntimeWarning is a false alarm, and an error, except the one about more ranks than cores.
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning", "ignore:synkhronos.fork")
 
 
@@ -60,8 +60,8 @@ def test_rows_are_refused_before_updates_happen(two):
     assert synk.gather(calls).tolist() == [0, 0]
 
 
-def test_outputs_as_long_as_the_share_that_are_no_rows_are_averaged(session):
-    """A weight vector of length 4 next to 4 rows on each rank."""
+def test_outputs_as_long_as_the_shard_without_rows_are_averaged(session):
+    """Outputs of length 4 are averaged if they have no rows, although each rank has 4 rows."""
     x, v = T.dmatrix("x"), T.dvector("v")
     w = theano.shared(np.arange(1.0, 5.0), "w")
     calls = theano.shared(0, "calls")
@@ -80,7 +80,7 @@ def test_outputs_as_long_as_the_share_that_are_no_rows_are_averaged(session):
 
 
 def test_rows_next_to_others_of_the_same_length(two):
-    """An addend of fixed length must not hide that there is a row for each data point."""
+    """An addend of fixed length does not hide that an output has a row for each data point."""
     x, v = T.dmatrix("x"), T.dvector("v")
     b = theano.shared(np.ones(6), "b")
     refused(synk.function([x], b + x.sum(axis=1)), POINTS)
@@ -130,8 +130,8 @@ def test_updates_with_rows_on_their_second_axis_are_refused_over_slices(session)
         function(np.ones((4 * session, 4)), num_slices=2)
 
 
-def test_rows_that_a_batch_leaves_out_are_not_looked_at(two):
-    """Labels of -1, as of points that nobody has labelled, would fail."""
+def test_rows_outside_of_the_batch_are_not_read(two):
+    """Labels of -1, which mark unlabelled points outside of the batch, would fail."""
     x, y = T.dmatrix("x"), T.ivector("y")
     labels = np.array([-1, 0, 1, 2, 3, 0, 1, 2, 3, 3, 2, -1], dtype="int32")
     counts = T.extra_ops.bincount(y)
@@ -147,11 +147,11 @@ def test_rows_that_a_batch_leaves_out_are_not_looked_at(two):
 
 
 def test_scattered_variables_that_are_not_declared(two):
-    """Each rank reads its own part, and all count as equal."""
+    """Each rank reads its own rows of an undeclared variable, and all ranks have the same weight."""
     x = theano.shared(POINTS, "x")
     mean, rows = synk.function([], x.mean()), synk.function([], x.sum(axis=1))
     named = synk.function([], [(x.mean(), "avg"), (x, "gather")])
-    assert_close(mean(), POINTS.mean())  # all ranks have all of it
+    assert_close(mean(), POINTS.mean())  # all ranks have the full array
     assert_close(rows(), POINTS.sum(axis=1))
     synk.scatter(x, POINTS)
     assert_close(mean(), POINTS.mean())
@@ -190,8 +190,8 @@ def test_rows_of_sliceable_shared_variables(two):
     assert_close(same(np.ones((2, 4)), batch_s=slice(0, 4)), POINTS[[0, 1, 2, 3, 6, 7, 8, 9]].sum(axis=0) * 2)
 
 
-def test_rows_that_updates_and_own_values_would_average_over_slices(session):
-    """With `num_slices`, each rank averages them over its pieces, whatever becomes of them after that."""
+def test_rows_that_updates_and_local_outputs_would_average_over_slices(session):
+    """With `num_slices`, each rank would average rows over its slices, in updates and in outputs with the op None."""
     x, w = T.dmatrix("x"), T.dvector("w")
     n = 4 * session
     points = np.random.RandomState(0).randn(n, 4)
@@ -214,8 +214,8 @@ def test_rows_that_updates_and_own_values_would_average_over_slices(session):
     assert own(points, np.ones(4), num_slices=2, output_subset=[1])[0] == pytest.approx(points.sum() / n)
 
 
-@pytest.mark.parametrize("mode", [None, theano.Mode("py", None)], ids=["c", "py"])  # which knows no output_subset
-def test_updates_and_own_values_as_long_as_the_slices_that_are_no_rows(session, mode):
+@pytest.mark.parametrize("mode", [None, theano.Mode("py", None)], ids=["c", "py"])  # py: no output_subset
+def test_updates_and_local_outputs_as_long_as_the_slices_without_rows(session, mode):
     x = T.dmatrix("x")
     w = theano.shared(np.arange(1.0, 5.0), "w")
     cost = T.sqr(T.dot(x, w)).mean()
@@ -223,14 +223,14 @@ def test_updates_and_own_values_as_long_as_the_slices_that_are_no_rows(session, 
     seen = theano.shared(np.zeros(4), "seen")
     function = synk.function([x], [cost, (gradient, None)], updates=[(seen, seen + gradient), (w, w * 1)], mode=mode)
     points = np.random.RandomState(0).randn(8 * session, 4)
-    whole = theano.function([x], gradient)
+    serial = theano.function([x], gradient)
     for num_slices in (2, 4, 2):
         seen.set_value(np.zeros(4))
         synk.broadcast(seen)
         _, own = function(points, num_slices=num_slices)
-        assert_close(own, whole(points[:8]))
+        assert_close(own, serial(points[:8]))
         synk.all_reduce(seen)
-        assert_close(seen.get_value(), whole(points))
+        assert_close(seen.get_value(), serial(points))
 
 
 def test_updates_of_sliceable_rows(two):
@@ -267,7 +267,7 @@ def test_the_documented_deviation_is_found(session):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_what_is_right_passes(session, dtype):
+def test_correct_results_pass(session, dtype):
     x, s = T.matrix("x", dtype=dtype), T.scalar("s", dtype=dtype)
     v = T.ivector("v")
     y = T.exp(x * s / 50)
@@ -299,7 +299,7 @@ def test_updates_do_not_disturb_the_comparison(two):
     assert synk.gather(w).tolist() == [32, 14]
 
 
-def test_sliceable_shared_variables_are_compared_as_a_whole(three):
+def test_sliceable_shared_variables_are_compared_in_full(three):
     x, y = theano.shared(POINTS, "x"), T.dmatrix("y")
     function = synk.function([], [x.mean(), (x, "gather")], sliceable_shareds=[x])
     both = synk.function([y], [(x * y).mean(), (x + y, "gather")], sliceable_shareds=[x])
@@ -338,7 +338,7 @@ def test_wrong_ops_are_found(two, op):
 def test_the_environment_asks_for_the_comparison(two, monkeypatch):
     x = T.dvector("x")
     for value, asked in (("0", False), ("", False), ("1", True)):
-        monkeypatch.setenv("SYNKHRONOS_CHECK", value)  # which is read when a function is built
+        monkeypatch.setenv("SYNKHRONOS_CHECK", value)  # read when a function is built
         spread = synk.function([x], x.std())
         noise = synk.function([x], (x + MRG_RandomStreams(3).normal(x.shape)).mean())
         noise(np.ones(4))  # cannot be compared
@@ -351,7 +351,7 @@ def test_the_environment_asks_for_the_comparison(two, monkeypatch):
         spread(np.ones(4), check_against_theano=1)
 
 
-def test_what_theano_cannot_compute_in_one_piece_says_so(two):
+def test_graphs_that_fail_in_one_process_are_reported(two):
     x = T.dvector("x")
     fixed = synk.function([x], x.reshape((2, 1)).mean())
     assert fixed(np.ones(4)) == 1

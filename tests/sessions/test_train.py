@@ -33,7 +33,7 @@ def make_problem(dtype):
 
 
 def batches():
-    """Draw the same minibatches each time: index lists, then a slice and a number."""
+    """Yield the same minibatches each time: index lists, a slice and a number of rows."""
     rng = np.random.RandomState(1)
     for _ in range(EPOCHS):
         order = rng.permutation(N)
@@ -56,7 +56,7 @@ def serial_history(dtype, rule):
 
 @functools.cache
 def built(dtype, rule):
-    """A train function, its parameters and data, and the values that its variables start from."""
+    """Return a training step, its parameters and data, and the initial values of its variables."""
     loss, params, x, y, data = make_problem(dtype)
     train = make_train_function(loss, params, x, y, getattr(updates, rule), *RULES[rule])
     variables = list(dict.fromkeys(train.gradient.get_shared() + train.update.get_shared()))
@@ -64,14 +64,14 @@ def built(dtype, rule):
 
 
 def start(dtype, rule):
-    """What is `built`, as new: all its variables have the values on all ranks that they start from."""
+    """Return the training step of `built`, its parameters and data, with all variables reset on all ranks."""
     train, params, data, values = built(dtype, rule)
     synk.distribute()
     synk.broadcast(list(values), list(values.values()))
     return train, params, data
 
 
-def test_before_fork_it_says_so(no_session):
+def test_an_error_before_fork(no_session):
     loss, params, x, y, _ = make_problem("float64")
     with pytest.raises(RuntimeError, match=r"call synkhronos\.fork\(\) first"):
         make_train_function(loss, params, x, y, updates.sgd, 0.1)
@@ -86,7 +86,7 @@ def test_training_follows_the_serial_run(session, rule, dtype):
     for batch, (serial_loss, serial_params) in zip(batches(), expected):
         got = train(*shared_data, batch=batch)
         close([got, *params], [serial_loss, *serial_params], TOLERANCES[dtype], TOLERANCES[dtype])
-    # The other ranks had no part in these comparisons: their parameters must be the master's.
+    # `close` compares the controller's parameters. The other ranks must have the same.
     assert synk.check_replicas(params) == {}
 
 
@@ -101,7 +101,7 @@ def test_a_rule_by_its_name(two):
 
 
 @pytest.mark.parametrize("make", [make_train_function, make_train_function_theano])
-def test_a_rule_that_is_none(two, make):
+def test_unknown_rules_are_refused(two, make):
     loss, params, x, y, _ = make_problem("float64")
     names = "adadelta, adagrad, adam, adamax, momentum, nesterov_momentum, rmsprop, sgd, sgd_nonflat"
     with pytest.raises(ValueError, match=f"^update_rule is 'adams'; expected one of {names}$"):
@@ -136,7 +136,7 @@ def test_slicing_changes_nothing(session, num_slices):
 
 
 def test_data_in_shared_variables(session):
-    """Follow the serial run with ``batch_s``, each rank choosing among its own part of the data."""
+    """Training with ``batch_s``, by which each rank selects from its own rows, follows the serial run."""
     loss, params, x, y, data = make_problem("float64")
     serial_loss, serial_params, serial_x, serial_y, _ = make_problem("float64")
     serial = make_train_function_theano(serial_loss, serial_params, serial_x, serial_y, updates.adam)
@@ -151,7 +151,7 @@ def test_data_in_shared_variables(session):
     starts = np.cumsum([0, *lengths[:-1]])
     rng = np.random.RandomState(3)
     orders = [rng.permutation(length) for length in lengths]
-    for step in range(-(-max(lengths) // 3)):  # at last some ranks have fewer points, or none
+    for step in range(-(-max(lengths) // 3)):  # in the last steps, some ranks have fewer points, or none
         chosen = [order[3 * step : 3 * step + 3] for order in orders]
         rows = np.concatenate([start + part for start, part in zip(starts, chosen)])
         got = gradient(batch_s=chosen)
@@ -178,7 +178,7 @@ def test_lists_of_inputs_and_givens(session):
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_what_trains_is_not_copied(two, copied):
+def test_training_steps_are_not_copied(two, copied):
     loss, params, x, y, _ = make_problem("float64")
     train = make_train_function(loss, params, x, y, updates.sgd, 0.1)
     with pytest.raises(TypeError, match=r"make_train_function.*checkpoint"):

@@ -1,4 +1,4 @@
-"""Warnings for programs that do not do what was meant: unscattered work, uneven shards, wrong axes."""
+"""Warnings and errors for likely mistakes: unscattered inputs, uneven shards, wrong axes, other dtypes."""
 
 import warnings
 
@@ -15,7 +15,7 @@ WARNING = "no input and no shared variable of it is scattered: all {} ranks comp
 
 
 def tutorial(ops=("avg",), updates=None, pick=lambda data, index: data[index * 4 : (index + 1) * 4]):
-    """A function of the tutorials: the number of the minibatch as input, the data by givens."""
+    """Return a function as in tutorials, with an index as input and the data by givens, and the data."""
     x, index = T.dmatrix("x"), T.lscalar("index")
     data = theano.shared(np.arange(24.0).reshape(8, 3), "data")
     outputs = [(x.mean(), op) for op in ops]
@@ -24,7 +24,7 @@ def tutorial(ops=("avg",), updates=None, pick=lambda data, index: data[index * 4
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_data_by_givens_that_every_rank_has_whole(session, trained):
+def test_replicated_data_by_givens(session, trained):
     w = theano.shared(0.0, "w")
     function, _ = tutorial(updates=[(w, w + 1)] if trained else None)
     expected = [5.5, 17.5]
@@ -38,7 +38,7 @@ def test_data_by_givens_that_every_rank_has_whole(session, trained):
     assert len(caught) == 1 and caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert function(1)[0] == expected[1]  # once is enough
+        assert function(1)[0] == expected[1]  # a function warns once
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_data_by_givens_that_every_rank_has_whole(session, trained):
     ],
     ids=["a cast", "an index list", "columns"],
 )
-def test_other_ways_to_pick(two, pick):
+def test_other_ways_to_select_a_minibatch(two, pick):
     with pytest.warns(RuntimeWarning, match=WARNING.format(2)):
         tutorial(pick=pick)[0](0)
 
 
 def silent():
-    """Functions without scattered inputs that are as they should be, and calls of them."""
+    """Yield correct functions without scattered inputs, and their arguments."""
     w, rate, index = theano.shared(np.arange(4.0), "w"), T.dscalar("rate"), T.lscalar("index")
     yield synk.function([], w.sum()), ()
     yield synk.function([], [], updates=[(w, w * 1)]), ()
@@ -71,24 +71,24 @@ def silent():
 
 
 @pytest.mark.filterwarnings("error", "ignore:synkhronos.fork")
-def test_functions_that_are_as_they_should_be(two):
+def test_correct_functions_do_not_warn(two):
     for function, arguments in silent():
         function(*arguments)
     function, data = tutorial()
     synk.scatter(data, np.random.RandomState(0).rand(16, 3))  # each rank has rows of its own
-    whole = synk.gather(data, nd_up=0)
-    assert function(0)[0] == pytest.approx((whole[:4].mean() + whole[8:12].mean()) / 2)
+    full = synk.gather(data, nd_up=0)
+    assert function(0)[0] == pytest.approx((full[:4].mean() + full[8:12].mean()) / 2)
 
 
-# ---------------------------------------------------------------- shares of another size
+# ---------------------------------------------------------------- shards of unequal size
 
 
-def test_a_batch_size_that_is_built_in(two):
+def test_a_batch_size_that_is_built_into_the_graph(two):
     x = T.dvector("x")
     fixed = theano.shared(np.ones(3), "fixed")
     function = synk.function([x], ((x * fixed).sum(), "sum"))
     with pytest.raises(synk.WorkerError) as caught:
-        function(np.ones(7))  # 4 and 3
+        function(np.ones(7))  # shards of 4 and 3 rows
     assert caught.value.rank == 0
     assert "\nThis rank had rows 0 to 3 of 7; a batch size that is built into the graph" in str(caught.value)
     wrong = [(5, 1, "rows 3 to 4 of 5"), (9, 2, "rows 0 to 4 of 9, in 2 slices"), (2, 1, "row 0 of 2")]
@@ -130,7 +130,7 @@ def test_time_major_inputs_of_unequal_rows(two):
 
 
 def test_time_major_graphs_of_transposed_inputs(session):
-    """The transposition that the documentation shows, where T == N too."""
+    """The transposition in the documentation gives the serial results, also where T == N."""
     x, y = T.dtensor3("x"), T.dmatrix("y")  # (N, T, width), (N, T)
     x_in_time, y_in_time = x.dimshuffle(1, 0, 2), y.dimshuffle(1, 0)
     states, _ = theano.scan(lambda now, before: T.tanh(now.sum(axis=1) + before), [x_in_time], T.zeros_like(y[:, 0]))
@@ -141,7 +141,7 @@ def test_time_major_graphs_of_transposed_inputs(session):
         close(function(*values), function.as_theano(*values), rtol=1e-10, atol=0)
 
 
-# ---------------------------------------------------------------- in the place of Theano's functions
+# ---------------------------------------------------------------- in place of Theano's functions
 
 
 def test_theano_function_may_be_set_to_ours(synchronize, monkeypatch):
@@ -155,7 +155,7 @@ def test_theano_function_may_be_set_to_ours(synchronize, monkeypatch):
     assert function(values, num_slices=2) == 4
     assert function.counts == tuple(stop - start for start, stop in shares(5, n_ranks))
     assert function.as_theano(values) == 6
-    # what Theano itself compiles stays Theano's
+    # functions that Theano compiles internally stay Theano's
     assert x.shape[0].eval({x: values}) == 5
     assert T.arange(3).eval().dtype == np.int64
     states, _ = theano.scan(lambda now, before: now + before, [x], T.zeros(()))
@@ -163,7 +163,7 @@ def test_theano_function_may_be_set_to_ours(synchronize, monkeypatch):
     synk.distribute()
 
 
-def test_theanos_printing(two, capsys):
+def test_printing_by_theano(two, capsys):
     x = T.dvector("x")
     function = synk.function([x], T.exp(x).sum(), name="printed")
     assert function.maker.fgraph.toposort()
@@ -183,11 +183,11 @@ def test_data_of_a_dtype_that_theano_casts(session):
     x, y = T.fmatrix("x"), T.dvector("y")
     function = synk.function([x], [(x / 2, "gather"), y.sum()], bcast_inputs=[y])
     image = np.random.RandomState(0).randint(0, 256, (7, 3)).astype("uint8")
-    data, whole = synk.data(image), synk.data(np.arange(3, dtype="int16"))
+    data, full = synk.data(image), synk.data(np.arange(3, dtype="int16"))
     for batch in (None, 5, slice(1, 6), slice(0, 7, 2), [6, 0, 0], np.arange(7) % 2 == 0):
         rows = image[slice(batch) if isinstance(batch, int) else slice(None) if batch is None else batch]
         for num_slices in (1, 2):
-            halves, total = function(data, whole, batch=batch, num_slices=num_slices)
+            halves, total = function(data, full, batch=batch, num_slices=num_slices)
             assert halves.dtype == np.float32 and total == pytest.approx(3)
             np.testing.assert_array_equal(halves, rows.astype("float32") / 2)
     assert data.dtype == np.uint8
