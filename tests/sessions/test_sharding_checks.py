@@ -19,19 +19,19 @@ RANKS = sorted((1 + place % 3, name) for place, name in enumerate(FAMILIES))
 
 
 def mode_of(name):
-    """Without compilers, for there are hundreds of kinds of nodes; but some have no Python code."""
+    """Return a mode that does not compile the hundreds of operations, except convolutions, which must be compiled."""
     return None if name == "convolutions" else theano.Mode("py", "fast_compile")
 
 
 @pytest.fixture
 def checked(monkeypatch):
-    """Build functions that check shapes."""
+    """Let functions that the test builds check shapes."""
     monkeypatch.setenv("SYNKHRONOS_CHECK_SHARDING", "1")
 
 
 @functools.cache
 def chosen(name):
-    """Some programs of a family: inputs, outputs, which inputs are divided, values, the serial program's results."""
+    """Return some programs of a family: inputs, outputs, sharded inputs, values and the serial results."""
     inputs, outputs, sharded, values, n_found = [], [], {}, [], 0
     for _, program in programs(FAMILIES[name].cases, seed=3):
         given = list(program.given)
@@ -91,7 +91,7 @@ def test_functions_with_checks_compute_the_same(session, checked):
 
 
 @pytest.mark.parametrize("ranks", [2])
-def test_blocks_and_slices_are_left_out_where_shapes_are_checked(session, checked):
+def test_functions_that_check_shapes_ignore_blocks_and_slices(session, checked):
     x = T.dvector("x")
     f = synk.function([x], (x**2).sum(), exact=True, blocked=True)
     assert f(np.arange(5.0)) == f(np.arange(5.0), num_slices=2) == 30

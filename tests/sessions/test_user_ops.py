@@ -22,7 +22,7 @@ X = np.random.RandomState(3).rand(7, 3)
 
 
 class Calibrated(theano.Op):
-    """``make_node`` adds an input."""
+    """Multiply by a constant input that ``make_node`` adds."""
 
     __props__ = ()
 
@@ -40,7 +40,7 @@ class Calibrated(theano.Op):
 
 
 class Listed(theano.Op):
-    """``make_node`` takes a list."""
+    """Add the arrays of a list, which ``make_node`` takes."""
 
     __props__ = ()
 
@@ -52,7 +52,7 @@ class Listed(theano.Op):
 
 
 class Jitter(theano.Op):
-    """Noise of NumPy's global generator, and a number of the module ``random``."""
+    """Add noise of NumPy's global generator, and draw a number from the module ``random``."""
 
     __props__ = ()
 
@@ -71,7 +71,7 @@ class Jitter(theano.Op):
 
 
 class Failing(Listed):
-    """An error for two rows."""
+    """Raise an error for two rows."""
 
     def perform(self, node, inputs, outputs):
         if inputs[0].shape[0] == 2:
@@ -80,7 +80,7 @@ class Failing(Listed):
 
 
 class Counting(theano.Op):
-    """How often it was called, written into its input."""
+    """Write the number of calls into the input."""
 
     destroy_map = {0: [0]}  # noqa: RUF012
 
@@ -97,14 +97,14 @@ class Counting(theano.Op):
 
 
 class Elementary(theano.scalar.UnaryScalarOp):
-    """Noise for each number."""
+    """Add noise to each number."""
 
     def impl(self, x):
         return x + np.random.normal()  # noqa: NPY002
 
 
 class Unfiltered(theano.Op):
-    """NumPy's number instead of an array."""
+    """Return a NumPy scalar instead of an array."""
 
     __props__ = ()
 
@@ -116,7 +116,7 @@ class Unfiltered(theano.Op):
 
 
 class Scaled(theano.Op):
-    """A product with a property of the operation, which ``perform`` takes as ``params``."""
+    """Multiply by a property of the operation, which ``perform`` gets as ``params``."""
 
     __props__ = ("factor",)
     if on_theano:
@@ -202,7 +202,7 @@ PROGRAMS += [pytest.param(of_each_row, marks=pytest.mark.skipif(on_theano, reaso
 
 
 def results(program, build, calls):
-    """The results of calls, and the values of the variable after each, from the same seeds."""
+    """Return the results of calls, and the variable's value after each of them, from fixed seeds."""
     x, w = T.dmatrix("x"), theano.shared(np.array([1.0, -2.0, 0.5]), "w")
     outputs, new = program(x, w)
     function = build([x], outputs, updates=[(w, new)])
@@ -267,11 +267,11 @@ def test_an_error_leaves_the_session_as_it_was(synchronize):
         assert_close(function(X), X.sum(axis=0), rtol=1e-12)
 
 
-# -- the states that ranks begin with
+# -- initial states of the global generators
 
 
 def drawn(n):
-    """What each rank draws of NumPy and of ``random``."""
+    """Return the numbers that ranks draw from NumPy, then those from ``random``."""
     x = T.dmatrix("x")
     noise, number = Jitter()(x)
     function = synk.function([x], [(noise, "gather"), (number.dimshuffle("x"), "gather")])
@@ -287,7 +287,7 @@ def test_ranks_draw_different_numbers_and_the_same_in_each_run(no_session):
         expected = np.random.RandomState(seed).normal(), random.Random(seed).random()
         with synk.session(3):
             runs.append(drawn(3))
-        assert (runs[-1][0], runs[-1][3]) == expected  # the controller's streams go on as in a serial program
+        assert (runs[-1][0], runs[-1][3]) == expected  # the controller draws as a serial program does
     assert runs[0] == runs[1]
     assert len({*runs[0], *runs[2]}) == 12
 
@@ -309,7 +309,7 @@ def test_a_worker_that_starts_late_draws_the_same_numbers(no_session, monkeypatc
     assert runs[0] == runs[1]
 
 
-def test_ranks_keep_the_same_states_where_asked(no_session):
+def test_ranks_have_the_same_states_with_replicate_rng(no_session):
     np.random.seed(1)  # noqa: NPY002
     with synk.session(2, replicate_rng=True):
         noise = drawn(2)
@@ -351,6 +351,6 @@ def test_a_late_module_is_found_and_prints_carry_the_rank(no_session, tmp_path, 
         assert_close(function(np.ones((2, 2))), np.full((2, 2), 2.0), rtol=0)
     printed = capfd.readouterr().out
     line = "twice __str__ = [[2. 2.]]\n"
-    # A worker writes a line in one piece. The engine's own print does not, so the worker's line may come in between.
+    # A worker writes each line at once. The backend's print does not, so that the worker's line may interrupt it.
     assert f"rank 1: {line}" in printed
     assert printed.replace(f"rank 1: {line}", "") == line
