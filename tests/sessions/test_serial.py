@@ -131,7 +131,7 @@ def test_updates_with_rows_on_their_second_axis_are_refused_over_slices(session)
 
 
 def test_rows_outside_of_the_batch_are_not_read(two):
-    """Labels of -1, which mark unlabelled points outside of the batch, would fail."""
+    """Rows outside of the batch are not computed: labels of -1, for unlabelled points, would fail."""
     x, y = T.dmatrix("x"), T.ivector("y")
     labels = np.array([-1, 0, 1, 2, 3, 0, 1, 2, 3, 3, 2, -1], dtype="int32")
     counts = T.extra_ops.bincount(y)
