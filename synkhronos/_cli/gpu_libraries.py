@@ -21,6 +21,7 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -121,8 +122,11 @@ def _existing(folders: Sequence[str]) -> list[str]:
 def _folders_of_cache(cache: str) -> list[str]:
     """Return the folders in the loader's cache, in its order."""
     command = ["/sbin/ldconfig", "-p", "-C", cache]
-    listing = ask({0: command}, os.environ, _LIBRARIES_SECONDS)[0].output  # empty without glibc's loader
-    paths = re.findall(r" => (/.*)$", listing, re.MULTILINE)
+    try:
+        listing = subprocess.run(command, capture_output=True, timeout=_LIBRARIES_SECONDS).stdout
+    except (OSError, subprocess.SubprocessError):  # a system without glibc's loader
+        return []
+    paths = re.findall(r" => (/.*)$", os.fsdecode(listing), re.MULTILINE)  # names need not be UTF-8
     return list(dict.fromkeys(os.path.dirname(path) for path in paths))
 
 

@@ -198,8 +198,8 @@ def find_mpi(environment: Mapping[str, str]) -> Mpi:
         If there is none, or its mpiexec is missing; the message says what to install.
     """
     answer = ask({0: python(_ASK)}, environment, _SECONDS)[0]
-    if answer.error:
-        raise FileNotFoundError(f"mpi4py cannot be imported ({answer.error}): {_INSTALL}")
+    if answer.error or not answer.values:
+        raise FileNotFoundError(f"mpi4py cannot be imported ({answer.error or 'no answer'}): {_INSTALL}")
     vendor, version, *library = answer.values[-1]
     names, said = _LAUNCHERS.get(vendor, (("mpiexec", "mpirun"), ""))
     for path in _candidates(names, library, environment):

@@ -91,7 +91,7 @@ def build_cache(path, *folders):
     if not os.access("/sbin/ldconfig", os.X_OK):
         pytest.skip("there is no ldconfig here")
     configuration = path.with_suffix(".conf")
-    configuration.write_text("\n".join(map(str, folders)))
+    configuration.write_bytes(b"\n".join(map(os.fsencode, folders)))
     command = ["/sbin/ldconfig", "-X", "-C", str(path), "-f", str(configuration), "-i"]
     subprocess.run(command, check=True, timeout=60, capture_output=True)
     return str(path)

@@ -47,8 +47,9 @@ class TestFinder:
         finder = Finder(environment, [str(tmp_path / "site")], str(tmp_path), empty_cache)
         assert finder.candidates("cublas")[:1] == [str(file)]
 
-    def test_finds_libraries_in_the_loader_cache(self, tmp_path):
-        file = build(tmp_path / "opt" / "libnccl.so.2", SOURCES["nccl"], NUMBER=21805)
+    @pytest.mark.parametrize("folder", ["opt", "opt\udce9"], ids=["ASCII", "no UTF-8"])
+    def test_finds_libraries_in_the_loader_cache(self, tmp_path, folder):
+        file = build(tmp_path / folder / "libnccl.so.2", SOURCES["nccl"], NUMBER=21805)
         cache = build_cache(tmp_path / "cache", file.parent)
         finder = Finder({}, [], str(tmp_path / "root"), cache)
         assert str(file) in finder.candidates("nccl")
