@@ -29,7 +29,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from synkhronos._cli.probes import ask, python
-from synkhronos._theano_compat.blas import processor_of
 
 # -- search for libraries
 
@@ -88,14 +87,14 @@ class Finder:
             if os.path.basename(folder) != "stubs":  # stubs are for linking only
                 names = sorted(file for file in self._names[folder] if pattern.fullmatch(file))
                 found += [os.path.realpath(os.path.join(folder, file)) for file in names]
-        return [path for path in dict.fromkeys(found) if processor_of(path) == processor_of(sys.executable)]
+        return [path for path in dict.fromkeys(found) if _is_for_this_processor(path)]
 
     def loaded_as(self, file: str) -> str | None:
         """Return the file, with links resolved, that the loader finds for this name; ``None`` if there is none."""
         for folder in self._by_loader:
             if file in self._names[folder]:
                 path = os.path.realpath(os.path.join(folder, file))
-                if processor_of(path) == processor_of(sys.executable):
+                if _is_for_this_processor(path):
                     return path
         return None
 
@@ -111,6 +110,12 @@ def _usual_places(environment: Mapping[str, str], search_path: Sequence[str], ro
     for toolkit in filter(None, [*toolkits, os.path.join(root, "usr/local/nvidia")]):
         yield from (os.path.join(toolkit, "lib64"), os.path.join(toolkit, "lib"))
     yield os.path.join(root, "usr/lib/wsl/lib")
+
+
+def _is_for_this_processor(path: str) -> bool:
+    from synkhronos._theano_compat.blas import processor_of  # imports ctypes, which most programs do not need here
+
+    return processor_of(path) == processor_of(sys.executable)
 
 
 def _existing(folders: Sequence[str]) -> list[str]:
