@@ -35,14 +35,14 @@ PRELUDE = f"""
 """
 
 
-def run_processes(*sources, n=2, **environment):
+def run_processes(*sources, n=2, timeout=280, **environment):
     """Run a program by mpiexec, each process as a node of its own; return its exit code and both outputs."""
     launcher = [MPIEXEC, "-n", str(n)] if n > 1 else []
     done = subprocess.run(
         [*launcher, sys.executable, "-c", "".join(map(textwrap.dedent, sources))],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=timeout,
         check=False,
         env={**os.environ, **environment},
     )

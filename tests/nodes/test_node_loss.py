@@ -47,7 +47,7 @@ NOTIFIED, LEFT = 4, 6
 
 def test_the_script_ends_by_itself_after_the_others():
     """Leaders finalize MPI before they exit; otherwise the launcher would end the script, which exits later."""
-    out = output_of(PRELUDE.replace("sleep(0.3)", "sleep(1)"), BEGIN)
+    out = output_of(PRELUDE.replace("sleep(0.3)", "sleep(1)"), BEGIN, timeout=100)
     assert out.startswith("says ")
     assert out.endswith(" parts\n")
 

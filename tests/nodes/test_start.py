@@ -1,6 +1,7 @@
 """The start of a job: if one process never calls `fork`, the job ends by itself, and the message names the node."""
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -19,6 +20,9 @@ from synkhronos._cli.supervisor import Supervisor
 from synkhronos._utils.rendezvous import ENDED, WAITS, Report
 
 pytestmark = [needs_mpi, theano_only("the start of a job, which does not depend on the backend")]
+
+#: Runs a program that must end within a minute, also where a node never comes.
+run = functools.partial(run_processes, timeout=60)
 
 #: A program in which the processes `ranks` execute `action` before `fork`.
 PROGRAM = """
@@ -59,7 +63,7 @@ def write(action="pass", ranks=(1,), limit=None, caught="sys.exit(7)", before=""
 )  # fmt: skip
 def test_a_node_that_ends_before_fork_is_reported(action, reason):
     before = "from mpi4py import MPI" if "MPI;" in action else ""
-    code, out, err = run_processes(write(action, before=before))
+    code, out, err = run(write(action, before=before))
     text = f"NodeLost 1 node 1 ({socket.gethostname()}) ended without calling fork(){reason}"
     assert text in out, out + err
     assert "forked" not in out
@@ -68,20 +72,20 @@ def test_a_node_that_ends_before_fork_is_reported(action, reason):
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_another_node_reports_that_node_0_has_ended(n):
-    code, out, err = run_processes(write("raise KeyError('x')", ranks=(0,)), n=n)
+    code, out, err = run(write("raise KeyError('x')", ranks=(0,)), n=n)
     text = f"synkhronos.fork: node 0 ({socket.gethostname()}) ended without calling fork(): KeyError: 'x'{RESTART}"
     assert 1 <= err.count(text) < n, err  # two nodes that call `fork` at the same time both report it
     assert (code, out) == (1, "")
 
 
 def test_an_error_that_is_not_caught_is_one_line():
-    code, _, err = run_processes(write("sys.exit(0)", caught="raise"))
+    code, _, err = run(write("sys.exit(0)", caught="raise"))
     assert err == f"synkhronos.fork: node 1 ({socket.gethostname()}) ended without calling fork(){RESTART}"
     assert code == 1
 
 
 def test_a_script_that_catches_the_error_continues_alone():
-    code, out, _ = run_processes(write("sys.exit(0)", caught="pass"))
+    code, out, _ = run(write("sys.exit(0)", caught="pass"))
     assert code == 0
     assert out.startswith("NodeLost 1 ") and out.endswith(f"{RESTART}forked\n")
 
@@ -90,21 +94,21 @@ def test_a_script_that_catches_the_error_continues_alone():
 @pytest.mark.parametrize("code", [0, 3])
 def test_programs_that_never_fork_are_not_affected(code, before):
     program = write(f"time.sleep(rank); sys.exit({code})", ranks=(0, 1, 2), before=before)
-    assert run_processes(program, n=3) == (code, "", "")
+    assert run(program, n=3) == (code, "", "")
 
 
 def test_programs_of_which_one_process_imports_the_package_are_not_affected():
     program = "import os, time\nif os.environ['PMI_RANK'] == '1': import synkhronos\ntime.sleep(0.5); print('x')"
-    assert run_processes(program) == (0, "x\nx\n", "")
+    assert run(program) == (0, "x\nx\n", "")
     program = "import os, time, synkhronos\nif os.environ['PMI_RANK'] == '1': os._exit(0)\ntime.sleep(0.5); print('x')"
-    assert run_processes(program) == (0, "x\n", "")
+    assert run(program) == (0, "x\n", "")
 
 
 def test_children_of_a_process_of_the_job_report_nothing():
     child = "import synkhronos, sys; sys.exit(5)"
     action = f"import subprocess as s; assert s.run([sys.executable, '-c', {child!r}]).returncode == 5"
     action += "; os.fork() or sys.exit(0); os.wait(); time.sleep(1)"
-    code, out, err = run_processes(write(action))
+    code, out, err = run(write(action))
     assert (code, out) == (0, "forked\n"), err
 
 
@@ -121,7 +125,7 @@ def test_programs_that_run_before_the_one_that_forks_report_nothing(how):
 
 @pytest.mark.parametrize("ranks", [(1,), (0,), (1, 2)])
 def test_nodes_that_never_call_fork_are_reported_after_start_timeout(ranks):
-    code, out, err = run_processes(write("time.sleep(1000)", ranks, limit=2), n=1 + len(ranks))
+    code, out, err = run(write("time.sleep(1000)", ranks, limit=2), n=1 + len(ranks))
     names = " and ".join(f"node {rank} of {1 + len(ranks)}" for rank in ranks)
     text = f"{names} did not call fork() within start_timeout=2 seconds{RESTART}"
     assert (text in err) if 0 in ranks else out.startswith(f"NodeLost 1 {text}"), out + err
@@ -149,7 +153,7 @@ def test_a_launcher_that_is_frozen_for_three_seconds_continues(tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_start_that_hangs_within_mpi_is_ended(rank):
     action = "import synkhronos._multinode.launch as launch; launch._initialize = lambda *_: time.sleep(1000)"
-    code, out, err = run_processes(write(action, ranks=(rank,), limit=1))
+    code, out, err = run(write(action, ranks=(rank,), limit=1))
     host = socket.gethostname()
     assert f"start_timeout=1 seconds: MPI has not connected node 0 ({host}) with node 1 ({host}); see" in err
     assert (code, "forked" in out) == (1, False)
@@ -157,7 +161,7 @@ def test_a_start_that_hangs_within_mpi_is_ended(rank):
 
 def test_a_node_that_does_not_start_its_ranks_is_reported():
     action = "import synkhronos._multinode.node_leader as leader; leader.start_ranks = lambda *_: time.sleep(1000)"
-    code, out, err = run_processes(write(action, limit=2, caught="synk.fork(1)"))
+    code, out, err = run(write(action, limit=2, caught="synk.fork(1)"))
     assert f"node 1 ({socket.gethostname()}) did not start ranks within start_timeout=2 seconds{RESTART}" in out
     assert "SessionError: a node is lost, or did not answer when the last session was closed; start the program" in err
     assert code == 1
