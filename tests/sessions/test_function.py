@@ -137,6 +137,14 @@ def test_an_output_without_a_reduction_may_be_of_any_type(session):
     assert total == 6
 
 
+def test_results_do_not_change_with_the_next_call(session):
+    x, y = draw_points(9)
+    first = reductions()(x, y, 1.0)
+    copies = copying.deepcopy(first)
+    reductions()(x + 1, y + 1, 2.0)
+    np.testing.assert_equal(first, copies)
+
+
 def test_calls_in_a_row_see_what_changes(session):
     """Calls that differ only in the contents of arrays share a plan, and use the current contents."""
     function = reductions()

@@ -93,6 +93,7 @@ PROGRAMS = {
     "an array of rows of two axes": (lambda: E[T.stack([y, y], axis=1)].sum(1), 0),
     "labels": (lambda: x[T.arange(y.shape[0]), y], 0),
     "labels of all but some": (lambda: x[T.arange(y.shape[0]), y] + x[:, [0]].sum(1), 0),
+    "a mask": (lambda: x[v > 0], None),
     "added to rows of a table": (lambda: E[y].inc(x), 0),
     "added to entries of a table": (lambda: T.inc_subtensor(E[y, y], v), 0),
     "added to columns of a table": (lambda: T.inc_subtensor(E[:, y], v), 0),
