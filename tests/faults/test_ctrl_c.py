@@ -224,7 +224,7 @@ def type_ctrl_c(setting, call, times=1, delay=None, restart=False):
         for _ in range(times):
             os.write(master, b"\x03")
             time.sleep(0.03)
-        os.write(master, b"no more\n")
+        os.write(master, b"no more\n" * 3)  # an interrupt that comes late may drop a line
         out, err = process.communicate(timeout=30)
     finally:
         process.kill()
