@@ -94,9 +94,10 @@ static void unregister_heap(struct heap *heap)
 {
     pthread_mutex_lock(&lock);
     struct heap **one = &heaps;
-    while (*one != heap)
+    while (*one != NULL && *one != heap)
         one = &(*one)->next;
-    *one = heap->next;
+    if (*one == heap)
+        *one = heap->next;
     pthread_mutex_unlock(&lock);
 }
 
