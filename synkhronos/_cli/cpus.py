@@ -34,21 +34,22 @@ class Engine:
         Packages that programs need, each as (name, module, requirement for pip).
     inquiry : str
         Source code of the program that reports the backend's compiler and BLAS.
+    separator : str
+        Separator in the names of its flags.
+    has_gpus : bool
+        Whether it supports GPUs.
     """
 
     module: str
     title: str
     packages: tuple[tuple[str, str, str], ...]
     inquiry: str
-
-    @property
-    def has_gpus(self) -> bool:
-        """Whether it supports GPUs."""
-        return self.module == "theano"
+    separator: str
+    has_gpus: bool
 
     def flag(self, name: str) -> str:
         """Return the backend's name of a flag, given Theano's name, such as ``"blas.ldflags"``."""
-        return name if self.module == "theano" else name.replace(".", "__")
+        return name.replace(".", self.separator)
 
 
 #: Packages that Synkhronos itself imports.
@@ -66,6 +67,8 @@ ENGINES = {
             ("Lasagne", "lasagne", "Lasagne==0.1"),  # optional
         ),
         THEANO,
+        ".",
+        True,
     ),
     "pytensor": Engine(
         "pytensor",
@@ -78,6 +81,8 @@ ENGINES = {
             *_COMMON,
         ),
         PYTENSOR,
+        "__",
+        False,
     ),
 }
 
