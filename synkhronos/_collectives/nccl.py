@@ -236,9 +236,14 @@ class NcclTransport:
 
     def _run_chunks(self, work: Callable[[Any], None], arrays: Sequence[Any]) -> None:
         """Run a collective on the chunks of arrays; see `_run`."""
-        self._run(lambda: list(map(work, self._chunks(arrays))), arrays)
 
-    def _run(self, work: Callable[[], object], arrays: Sequence[Any]) -> None:
+        def work_on_all() -> None:
+            for chunk in self._chunks(arrays):
+                work(chunk)
+
+        self._run(work_on_all, arrays)
+
+    def _run(self, work: Callable[[], None], arrays: Sequence[Any]) -> None:
         """Run a collective in a separate thread until ``arrays`` are complete, and check the other ranks meanwhile."""
 
         def run() -> None:
