@@ -12,7 +12,7 @@ from synkhronos._api.combine import Results
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
 from synkhronos._collectives import check_op, lists_ops
-from synkhronos._session import current, warn
+from synkhronos._session import PLANS, current, warn
 from synkhronos._sharding import ShardedGraph, check_open
 from synkhronos._utils.display import unknown_keyword
 from synkhronos.typing import Input, Keywords, Outputs, Update, Variable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("synkhronos")
 
-_FOR_EXACT = ("exact", "shard", "random", "blocked")
+_FOR_EXACT = ("exact", "shard", "random", "blocked", "plan")
 _OWN_KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "givens", "sliceable_shareds", *_FOR_EXACT)
 _KEYWORDS_FOR_THEANO = [name for name in _backends.KEYWORDS if name not in _OWN_KEYWORDS]
 
@@ -40,6 +40,7 @@ def function(
     shard: Mapping[Any, int] | Sequence[Variable] | None = None,
     random: Literal["serial", "own"] = "serial",
     blocked: bool = False,
+    plan: Literal["rows", "controller"] | None = None,
     **kwargs: Unpack[Keywords],
 ) -> Function:
     """Build a function that runs on every rank, in place of ``theano.function`` or ``pytensor.function``.
@@ -86,6 +87,11 @@ def function(
         For exact functions that combine rows only by sums at the end, such as the loss of a large data set and its
         gradient. Each rank computes in a loop over blocks of its rows, of 1 MiB, which stay in its core's cache until
         all operations are done. This is faster if memory bandwidth limits the computation.
+    plan : str, optional
+        For exact functions. ``"rows"``: every rank computes its rows. ``"controller"``: the controller computes all
+        rows as the serial program does, with as many BLAS threads as the program had before `fork`; the other ranks get
+        the updated variables when they need them. This is faster if a call takes little time. Calls in a `sequence` or
+        with ``num_slices`` always have the plan ``"rows"``. Default: the argument ``plan`` of `fork`.
     **kwargs
         Keyword arguments of the backend's function, such as ``name`` and ``mode``.
 
@@ -139,6 +145,7 @@ def function(
             raise TypeError(
                 f"output {position} is {var!r}; expected a {_backends.TITLE} tensor variable, or the op None"
             )
+    options = {**kwargs, "mode": _backends.exact_mode(kwargs.get("mode"))} if exact else dict(kwargs)
     graph = _graph.Graph(
         inputs,
         variables,
@@ -146,7 +153,7 @@ def function(
         updates=pairs,
         givens=givens,
         sliceable_shareds=sliceable_shareds or (),
-        kwargs=dict(kwargs),
+        kwargs=options,
     )
     if graph.packed_names:
         _logger.info(
@@ -158,7 +165,9 @@ def function(
             raise ValueError("got ops of outputs or updates with exact=True, which infers them; leave the ops out")
         if random not in ("serial", "own"):
             raise ValueError(f'random is {random!r}; expected "serial" or "own"')
-        divided = ShardedGraph(graph, dict(kwargs), shard=shard, random=random, blocked=blocked)
+        if plan not in (None, *PLANS):
+            raise ValueError(f"plan is {plan!r}; expected {', '.join(map(repr, PLANS))} or None")
+        divided = ShardedGraph(graph, options, shard=shard, random=random, blocked=blocked)
         if divided.undivided:
             warn(
                 f"{title or 'a function'}: nothing in it is sharded, so every rank computes all of it; if "
@@ -187,13 +196,14 @@ def function(
                 shard=shard,
                 random=random,
                 blocked=blocked,
+                plan=plan,
                 **{**kwargs, **options, "no_default_updates": True},
             )
 
-        exactly = ExactFunction(session, graph, divided, single=not many, name=title, again=again)
+        exactly = ExactFunction(session, graph, divided, single=not many, name=title, plan=plan, again=again)
         return _with_streams(exactly, own=divided.own_states)
-    if shard is not None or random != "serial" or blocked:
-        raise ValueError("got shard, random or blocked without exact=True, which they need; pass exact=True")
+    if shard is not None or random != "serial" or blocked or plan is not None:
+        raise ValueError("got shard, random, blocked or plan without exact=True, which they need; pass exact=True")
     for variable in graph.input_variables[: graph.n_scattered]:
         if not variable.broadcastable[0]:  # an input that is broadcastable along axis 0 has one row
             check_open(variable, 0)

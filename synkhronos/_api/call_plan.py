@@ -226,16 +226,31 @@ def _second_axes(shapes: Sequence[tuple[int, ...]]) -> str:
     )
 
 
-def chosen(inputs: Inputs, specs: Sequence[Input]) -> list[Any]:
-    """Return the arrays that a serial call gets: the selected rows of scattered inputs, other inputs in full."""
-    arrays = [value.data if isinstance(value, Data) else value for value in inputs.values]
-    n = len(inputs.batch.rows)
-    return [*(array[_index(rows, one.axis)] for array, rows, one in zip(arrays, inputs.batch.rows, specs)), *arrays[n:]]
+def chosen(values: Sequence[Any], batch: Any, specs: Sequence[Input], n_scattered: int) -> list[Any]:
+    """Return the arrays that a serial call gets: the selected rows of scattered inputs, other inputs in full.
+
+    The parameters are those of `check_inputs`.
+    """
+    arrays = [value.data if isinstance(value, Data) else value for value in values]
+    if batch is None:
+        return arrays
+    scattered = specs[:n_scattered]
+    rows = batch.rows if isinstance(batch, BatchRows) else BatchRows.of(batch, values, scattered).rows
+    arrays[:n_scattered] = [array[_index(one, spec.axis)] for array, one, spec in zip(arrays, rows, scattered)]
+    return arrays
 
 
 def _index(rows: Selection, axis: int) -> tuple[Any, ...]:
     """Return the index that selects rows of an array along an axis."""
     return (*[slice(None)] * axis, slice(*rows.bounds) if isinstance(rows, Rows) else rows)
+
+
+class ControllerCall(NamedTuple):
+    """Plan of a call that the controller computes alone, in place of a `Call`."""
+
+    #: ``compute(session, values, batch)`` computes the outputs from the values of the inputs; `chosen` has the latter.
+    compute: Callable[[Session, Sequence[Any], Any], list[Any]]
+    counts: tuple[int, ...]  # data points by rank
 
 
 class Staging(NamedTuple):
@@ -394,7 +409,7 @@ class Planner:
         rows: list[Selection] | None,
         num_slices: int,
         subset: tuple[int, ...] | None,
-    ) -> tuple[Call, Sequence[ArrayRef]]:
+    ) -> tuple[Call | ControllerCall, Sequence[ArrayRef]]:
         """Stage the arrays of a call; return the command for every rank, and the places of the staged arrays.
 
         Parameters

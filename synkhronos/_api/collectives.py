@@ -78,9 +78,12 @@ def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> 
                 shapes = tuple(tuple(_graph.get_array(var).shape) for var in direct)
                 session.run(Nccl("broadcast", session.keys(direct), session.master_rank, shapes=shapes))
             rest = without(variables, direct)
-            if rest:
+            if rest and session.sequencer.place:  # not as below: if the block raises, the ranks keep their values
                 workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
                 put(session, rest, [_graph.host_array(var) for var in rest], ranks=workers)
+            elif rest:
+                session.stale.add(rest)
+                session.update_replicas()
             _graph.note_sent(variables)
         session.replica_check.note_parts(variables, are_parts=False)
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from synkhronos import _graph
-from synkhronos._api.call_plan import Inputs, Planner, rows_on_ranks
+from synkhronos._api.arguments import inputs_of
+from synkhronos._api.call_plan import ControllerCall, Inputs, Planner, chosen, rows_on_ranks
 from synkhronos._api.checks import EXACT, Checks, Serial
 from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.functions import Function
-from synkhronos._graph import Graph
+from synkhronos._graph import Graph, Variant
 from synkhronos._memory import ArrayRef
-from synkhronos._rank import Call, Put, Source
+from synkhronos._processes import FUNCTION
+from synkhronos._rank import Call
 from synkhronos._session import Session, current
 from synkhronos._sharding import ShardedGraph, rules  # noqa: F401 - the rules register themselves
 from synkhronos._utils.rows import Rows, Selection
@@ -33,6 +36,8 @@ class ExactFunction(Function):
     single : bool
         Whether a call returns one array rather than a list.
     name : str or None
+    plan : str or None
+        ``"rows"`` or ``"controller"``; ``None``: that of the session.
     again : callable
         ``again(swap, delete_updates, **keywords)`` builds the function again, with some shared variables replaced,
         optionally without updates, and with other keyword arguments of the backend's ``function``.
@@ -48,20 +53,29 @@ class ExactFunction(Function):
         *,
         single: bool,
         name: str | None,
+        plan: str | None,
         again: Callable[..., Any],
     ) -> None:
         title, n_outputs = name or "the function", len(divided.outputs)
         results = Results(divided.outputs, divided.modes, [False] * n_outputs, session.on_gpu, title)
         named = [True] * n_outputs
         super().__init__(session, divided, results, {}, named=named, named_updates=[], single=single, name=name)
-        self._user, self._again = user, again
+        self._user, self._plan, self._again = user, plan, again
         self._serial = Serial(user, Results(user.outputs, [EXACT] * n_outputs, [False] * n_outputs, False, title))
         self._collectives = _ExactGraphCollectives(divided, self._theano, results)
         self._checks = _ExactChecks(divided, results, named, named_updates=[])
         # in a call with num_slices, a new value is equal in all slices; unlike their average, the maximum is not
         # rounded
         alike = dict.fromkeys((var for var, _ in divided.updates), "max")
-        self._planner = _ExactPlanner(divided, results, self._collectives, alike, session.on_gpu)
+        alone = _OnController(user, self.get_shared) if _can_be_on_controller(divided, session) else None
+        if plan == "controller" and alone is None:
+            raise ValueError(
+                'plan is "controller", but the controller alone does not have all data: the function computes on GPUs, '
+                'uses sliceable_shareds, or has random="own"'
+            )
+        self._planner = _ExactPlanner(
+            divided, results, self._collectives, alike, session.on_gpu, plan=plan, alone=alone
+        )
         self._common = [var for var in self.get_shared() if var not in divided.own_states]
         self._syncs = [_graph.sync_of(var.container) for var in self._common]
 
@@ -73,11 +87,11 @@ class ExactFunction(Function):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute on all ranks; see `Function.__call__`.
 
-        Values of shared variables that the program has set on the controller are sent to the other ranks first.
+        Values of shared variables that the program has set on the controller are given to the other ranks, too.
         """
         for sync in self._syncs:
             if sync.sent is not sync.storage[0]:
-                self._send_what_was_set(current("Function"))
+                self._give_what_was_set(current("Function"))
                 break
         return super().__call__(*args, **kwargs)
 
@@ -128,17 +142,18 @@ class ExactFunction(Function):
         name = name or (f"{self.name} copy" if self.name else None)
         if swap or delete_updates or profile is not None:
             return self._again(swap, delete_updates, name=name, profile=profile)
-        return ExactFunction(session, self._user, self._graph, single=self._single, name=name, again=self._again)
+        return ExactFunction(
+            session, self._user, self._graph, single=self._single, name=name, plan=self._plan, again=self._again
+        )
 
-    def _send_what_was_set(self, session: Session) -> None:
+    def _give_what_was_set(self, session: Session) -> None:
         with session.lock:
             there = self._not_sent(session)
             if there:
                 session.sequencer.check_first(f"a new value of {there[0]}")
-                refs = session.stage([_graph.host_array(var) for var in there])
-                workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
-                session.run(Put(session.keys(there), tuple([Source(ref, None) for ref in refs]), None, workers))
-            _graph.note_sent(self._common)
+            for sync in self._syncs:
+                sync.sent = sync.storage[0]
+            session.stale.add(there)
 
     def _not_sent(self, session: Session) -> list[Any]:
         """Return variables that the program has set on the controller since the other ranks got their values.
@@ -187,8 +202,69 @@ class _ExactChecks(Checks):
         """Accept all calls."""
 
 
+def _can_be_on_controller(graph: ShardedGraph, session: Session) -> bool:
+    """Return whether the controller has all data that the serial program has."""
+    return not (graph.sliceable_shareds or graph.own_states or session.on_gpu)
+
+
+class _OnController:
+    """Computes calls of an exact function on the controller alone, by the serial program's function.
+
+    Parameters
+    ----------
+    user : Graph
+        The user's graph.
+    shared : callable
+        Returns the function's shared variables.
+    """
+
+    def __init__(self, user: Graph, shared: Callable[[], list[Any]]) -> None:
+        self._user, self._shared = user, shared
+        self._specs = inputs_of(user)
+        self._runners: dict[Any, tuple[Callable[[list[Any]], list[Any]], list[Any]]] = {}
+
+    def compute(self, subset: tuple[int, ...] | None, session: Session, values: Sequence[Any], batch: Any) -> list[Any]:
+        """Compute outputs and updates from all rows of the call; return the outputs, or a subset of them."""
+        run, updated = self._runners.get(subset) or self._compile(session, subset)
+        if session.replica_check.every:
+            session.replica_check.see_calls([self._shared()])
+        arrays = chosen(values, batch, self._specs, self._user.n_scattered)
+        session.stale.computes(updated)
+        session.timeline.switch(FUNCTION)
+        try:
+            outputs = session.replica.compute(run, arrays)
+        finally:
+            session.stale.add(updated)
+        return list(map(session.private, outputs))
+
+    def _compile(
+        self, session: Session, subset: tuple[int, ...] | None
+    ) -> tuple[Callable[[list[Any]], list[Any]], list[Any]]:
+        variant, asked = Variant().for_subset(subset)
+        function = self._user.compile(variant)
+        session.replica.thread_limits.apply()  # the function may have loaded a BLAS library
+        self._runners[subset] = _graph.run_function(function, asked), _graph.updated_variables(function)
+        return self._runners[subset]
+
+
 class _ExactPlanner(Planner):
+    """`Planner` of exact functions, which also chooses between the plans.
+
+    Parameters
+    ----------
+    *args
+        As for `Planner`.
+    plan : str or None
+        ``"rows"`` or ``"controller"``; ``None``: that of the session.
+    alone : _OnController, or None
+        ``None`` if the function cannot be computed on the controller alone.
+    """
+
     _graph: ShardedGraph
+
+    def __init__(self, *args: Any, plan: str | None, alone: _OnController | None) -> None:
+        super().__init__(*args)
+        self._plan, self._alone = plan, alone
 
     def plan(
         self,
@@ -198,12 +274,18 @@ class _ExactPlanner(Planner):
         rows: list[Selection] | None,
         num_slices: int,
         subset: tuple[int, ...] | None,
-    ) -> tuple[Call, Sequence[ArrayRef]]:
+    ) -> tuple[Call | ControllerCall, Sequence[ArrayRef]]:
         """Plan a call as for other functions, and have each rank's function get its range of rows.
 
-        If there are fewer rows than ranks, each rank gets all rows, and only the controller has a weight in
-        collectives.
+        A call in slices, in a sequence, or without rows always has the plan ``"rows"``. If there are fewer rows than
+        ranks, each rank gets all rows, and only the controller has a weight in collectives.
         """
+        fits = num_slices == 1 and not session.sequencer.place and (inputs.shares is None or any(inputs.counts))
+        if self._alone is not None and fits and (self._plan or session.plan) == "controller":
+            counts = (1,) * session.n_ranks
+            if inputs.shares is not None:
+                counts = tuple(sum(inputs.counts) * (rank == session.master_rank) for rank in range(session.n_ranks))
+            return ControllerCall(functools.partial(self._alone.compute, subset), counts), ()
         if num_slices > 1 and self._graph.checks_shapes:
             num_slices = 1  # same results; the checks gather inputs first, so the graph cannot be cut for slices
         if num_slices > 1:
@@ -211,7 +293,7 @@ class _ExactPlanner(Planner):
         if self._graph.sliceable_shareds:
             inputs = self._follow_rows(session, inputs, rows)
         call, refs = super().plan(session, distributed, inputs, rows, num_slices, subset)
-        if not self._graph.takes_rows:
+        if isinstance(call, ControllerCall) or not self._graph.takes_rows:
             return call, refs
         call = call._replace(exact=True)
         if all(call.counts):

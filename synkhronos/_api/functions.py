@@ -9,7 +9,15 @@ from typing import Any
 
 from synkhronos import _graph
 from synkhronos._api.arguments import arrange, check_num_slices, check_subset, describe_inputs, inputs_of
-from synkhronos._api.call_plan import Planner, check_inputs, chosen, make_signature, rows_on_ranks, sliceable_rows
+from synkhronos._api.call_plan import (
+    ControllerCall,
+    Planner,
+    check_inputs,
+    chosen,
+    make_signature,
+    rows_on_ranks,
+    sliceable_rows,
+)
 from synkhronos._api.checks import Checks, Serial, environment_asks, is_asked
 from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.data_arrays import Data, data
@@ -87,7 +95,9 @@ class Function:
         self._checks = Checks(graph, results, named, named_updates=named_updates)
         self._keys: dict[tuple[_graph.Graph, Variant], int] = {}
         self._session: weakref.ref[Session] | None = None
-        self._plans: KeyedCache[tuple[Call, Sequence[ArrayRef]]] = KeyedCache(_MOST_PLANS)  # by `CallSignature.key`
+        self._plans: KeyedCache[tuple[Call | ControllerCall, Sequence[ArrayRef]]] = KeyedCache(
+            _MOST_PLANS
+        )  # by `CallSignature.key`
         self._n_changes = _NEVER
         functions.add(self)
         self.join(session)
@@ -289,30 +299,39 @@ class Function:
                     plan = self._plans.get(signature.key, self._n_changes)
                     if plan is not None and (not signature.contents or session.restage(plan[1], signature.contents)):
                         call = plan[0]
+            parsed = batch if signature is None or signature.batch is None else signature.batch
             if call is None:
-                parsed = batch if signature is None or signature.batch is None else signature.batch
                 inputs = check_inputs(session, self._graph, self._inputs, values, parsed)
+                values, parsed = inputs.values, inputs.batch
                 rows = sliceable_rows(session, self._graph, batch_s, num_slices)
                 if is_checked:
-                    expected = self._serial.expected(session, chosen(inputs, self._inputs), rows, wanted)
+                    arrays = chosen(values, parsed, self._inputs, self._graph.n_scattered)
+                    expected = self._serial.expected(session, arrays, rows, wanted)
                 distributed = functools.partial(self._distributed, session)
                 call, refs = self._planner.plan(session, distributed, inputs, rows, num_slices, subset)
-                self._checks.check_call(call, wanted)
+                if isinstance(call, Call):
+                    self._checks.check_call(call, wanted)
                 if signature is not None:
                     self._plans.put(signature.key, self._n_changes, (call, refs))
             single = self._single and bool(self.output_modes) and subset is None
 
-            def finish(results: Sequence[Any]) -> Any:
-                outputs = self._combined(session, results, call, wanted)
+            def finish(outputs: list[Any]) -> Any:
+                self.counts = call.counts
                 if expected is not None:
                     self._serial.compare(outputs, expected, wanted)
                 return outputs[0] if single else outputs
+
+            if isinstance(call, ControllerCall):
+                return finish(call.compute(session, values, parsed))
+
+            def combine(results: Sequence[Any]) -> Any:
+                return finish(self._combined(session, results, call, wanted))
 
             if place:
                 self._results.check_not_borrowed()
                 session.sequencer.keep([value.memory for value in values if isinstance(value, Data)])
                 self.counts = call.counts
-            return session.submit(call, finish, shared=self.get_shared, check=self._check_values)
+            return session.submit(call, combine, shared=self.get_shared, check=self._check_values)
 
     def _check_values(self, session: Session) -> None:
         """Check a recorded call before its sequence is sent.
@@ -321,9 +340,7 @@ class Function:
         """
 
     def _combined(self, session: Session, results: Sequence[Any], call: Call, wanted: Sequence[int]) -> list[Any]:
-        """Return the combined outputs, and record the counts of the call."""
         session.timeline.switch(COLLECTIVES)
-        self.counts = call.counts
         weights = (1,) * session.n_ranks if call.all_compute else call.counts
         return self._results.combine(
             results, call, wanted, weights, collectives=self._collectives, private=session.private

@@ -11,6 +11,7 @@ from synkhronos._api.arguments import arrange
 from synkhronos._api.build import function
 from synkhronos._api.functions import Function
 from synkhronos._session import Future, current, held
+from synkhronos._sharding import minibatches
 from synkhronos.errors import SessionError
 from synkhronos.typing import Input, Variable
 
@@ -91,7 +92,7 @@ class _Builder:
         order = sorted(range(len(inputs)), key=lambda position: not self._has_rows(inputs[position]))
         n_scattered = sum(map(self._has_rows, inputs))
         shard = self._sharded(asked) if self._axes else {}
-        if not (n_scattered or shard or asked["updates"] or any(_graph.minibatches(_graph.variables_used(asked)))):
+        if not (n_scattered or shard or asked["updates"] or any(minibatches(_graph.variables_used(asked)))):
             made = plain(**asked)
             if not _graph.updated_variables(made):  # a function that draws random numbers updates their states
                 return made

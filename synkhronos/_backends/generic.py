@@ -21,6 +21,7 @@ __all__ = [
     "accumulated",
     "constant_value",
     "divert",
+    "exact_mode",
     "label_prints",
     "length_along",
     "make_printable",
@@ -81,6 +82,23 @@ def accumulated(
 
 
 # -- functions
+
+
+def exact_mode(mode: Any) -> Any:
+    """Return the mode for exact functions, in which no matrix product is computed twice.
+
+    Parameters
+    ----------
+    mode : object
+        The program's mode. It is returned unchanged if it is not a plain one, such as ``DebugMode``.
+    """
+    found = _backends.get_mode(mode)
+    if type(found) is not _backends.Mode:
+        return mode
+    _, rewrites = found.get_linker_optimizer(found.provided_linker, found.provided_optimizer)
+    if not hasattr(rewrites, "excluding"):  # a single rewrite
+        return mode
+    return found.including(_backends.FOR_EXACT).excluding("local_dot22_to_dot22scalar")
 
 
 def rebuilt(

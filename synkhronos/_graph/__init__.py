@@ -3,11 +3,12 @@
 from synkhronos._graph.definitions import Definitions
 from synkhronos._graph.fast_call import run_function, variables_used
 from synkhronos._graph.graph import Graph, Variant, default_of, pairs_of
-from synkhronos._graph.minibatch_slices import minibatches
 from synkhronos._graph.pickling import Bundle, Unpacked, bytes_variable, claim_stream, dump, load
 from synkhronos._graph.pickling import pack_values as pack
 from synkhronos._graph.shared_variables import (
+    IN_WORK,
     VariableTable,
+    adopt_array,
     copy_array,
     describe,
     get_array,
@@ -22,4 +23,5 @@ from synkhronos._graph.shared_variables import (
     sync_of,
     updated_variables,
     uses,
+    value_for_others,
 )

@@ -24,6 +24,7 @@ from synkhronos._backends import (
     In,
     T,
     Variable,
+    ancestors,
     as_type_of,
     clone,
     compile_function,
@@ -31,11 +32,11 @@ from synkhronos._backends import (
     input_like,
     is_device_type,
     is_random_state,
+    ops,
     rebuilt,
     stay_on_device,
 )
 from synkhronos._graph.fast_call import with_deep_stack
-from synkhronos._graph.minibatch_slices import picks_rows_of_shared
 from synkhronos._graph.pickling import Unpacked, bytes_variable
 from synkhronos._graph.pickling import pack_values as pack
 from synkhronos._graph.shared_variables import (
@@ -163,6 +164,8 @@ class Variant(NamedTuple):
 #: The function compiled from the user's arguments, unchanged.
 PLAIN = Variant()
 
+
+_PICK = (ops.Subtensor, ops.AdvancedSubtensor1, ops.AdvancedSubtensor)
 
 _logger = logging.getLogger("synkhronos")
 
@@ -371,7 +374,15 @@ class Graph:
     def picks_rows_of_shared(self) -> bool:
         """Return whether an input that is not scattered selects rows of a shared variable."""
         outputs, updates = self.expressions
-        return picks_rows_of_shared([*outputs, *(new for _, new in updates)], self.input_variables[self.n_scattered :])
+        wanted = set(self.input_variables[self.n_scattered :])
+        for var in ancestors([*outputs, *(new for _, new in updates)]):
+            node = var.owner
+            if node is not None and isinstance(node.op, _PICK):
+                picked_from, *by = node.inputs
+                shared = any(is_shared_variable(one) for one in ancestors([picked_from]))
+                if shared and not wanted.isdisjoint(ancestors(by)):
+                    return True
+        return False
 
     def filter_input(self, position: int, value: Any) -> Any:
         """Cast a value as the backend would for this input, and pack one that is not a dense array.

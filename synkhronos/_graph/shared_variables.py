@@ -11,6 +11,7 @@ machine (``f.fn()``, ``f.vm()``) that update in place.
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import os
@@ -82,7 +83,7 @@ def get_array(var: Any) -> Any:
     return var.container.storage[0]
 
 
-def host_array(var: Any, any_order: bool = False) -> np.ndarray:
+def host_array(var: Any, any_order: bool = False, value: Any = None) -> np.ndarray:
     """Return the value of a shared variable as a C-contiguous, writable NumPy array.
 
     The variable's own array is returned if possible, otherwise a copy. A value that is not a dense array (a
@@ -93,15 +94,18 @@ def host_array(var: Any, any_order: bool = False) -> np.ndarray:
     var : shared variable
     any_order : bool
         Also accept an array that is contiguous in another order than C's (see `memory_order`), instead of copying it.
+    value : object, optional
+        A value to convert in place of the variable's present one.
 
     Returns
     -------
     ndarray
         The value. For a pickled value, a read-only vector of uint8.
     """
+    value = get_array(var) if value is None else value
     if not is_tensor_variable(var):
-        return np.frombuffer(pickle.dumps(get_array(var)), np.uint8)
-    value = to_host(get_array(var))
+        return np.frombuffer(pickle.dumps(value), np.uint8)
+    value = to_host(value)
     is_contiguous = value.flags.c_contiguous or (any_order and memory_order(value) != ())
     return value if is_contiguous and value.flags.writeable else np.array(value, order="C")
 
@@ -122,12 +126,20 @@ def set_array(var: Any, value: Any) -> None:
     follow(var.container)
 
 
+def adopt_array(var: Any, value: np.ndarray) -> None:
+    """Set a variable to a `host_array`, which becomes the variable's own unless it was pickled."""
+    if is_tensor_variable(var):
+        set_array(var, value)
+    else:
+        var.container.storage[0] = pickle.loads(value.tobytes())
+        follow(var.container)
+
+
 def copy_array(var: Any, value: np.ndarray) -> None:
     """Set a variable to a copy of a `host_array`; the variable's existing array is overwritten if the shapes match."""
     old = get_array(var)
     if not is_tensor_variable(var):
-        var.container.storage[0] = pickle.loads(value.tobytes())
-        follow(var.container)
+        adopt_array(var, value)
     elif is_device_type(var.type):
         if old.shape == value.shape and old.flags["C_CONTIGUOUS"]:
             write(old, value)
@@ -228,13 +240,21 @@ class SentValue:
     sent : object
         The controller's value at the time when the other ranks got it. If ``storage`` has another object, the program
         has set the variable since. ``None`` also means that the program has set it.
+    stale : object
+        A value of the controller's that is valid for all ranks, and that the other ranks do not have yet.
+        `IN_WORK` while the controller computes it; ``None`` if the other ranks' values are valid.
     """
 
-    __slots__ = ("__weakref__", "sent", "storage")
+    __slots__ = ("__weakref__", "sent", "stale", "storage")
 
     def __init__(self, storage: list[Any]) -> None:
         self.storage = storage
         self.sent: Any = None
+        self.stale: Any = None
+
+
+#: See `SentValue.stale`.
+IN_WORK = object()
 
 
 _by_container: weakref.WeakKeyDictionary[Any, SentValue] = weakref.WeakKeyDictionary()
@@ -258,7 +278,8 @@ def syncs_of(function: Any) -> list[SentValue]:
 
 def watch(container: Any) -> None:
     """Record that the other ranks have the present value of the variable with this container."""
-    sync_of(container).sent = container.storage[0]
+    sync = sync_of(container)
+    sync.sent, sync.stale = container.storage[0], None
 
 
 def note_sent(variables: Iterable[Any]) -> None:
@@ -267,11 +288,24 @@ def note_sent(variables: Iterable[Any]) -> None:
         watch(var.container)
 
 
+def value_for_others(var: Any) -> Any:
+    """Return the value that the other ranks should have: the controller's, unless only the program has set that."""
+    stale = sync_of(var.container).stale
+    return get_array(var) if stale is None or stale is IN_WORK else stale
+
+
 def follow(container: Any) -> None:
     """Record a value that a command has set on all ranks, unless an earlier value was set by the program alone."""
     sync = _by_storage.get(id(container.storage))
     if sync is not None and sync.sent is not None:
         sync.sent = sync.storage[0]
+
+
+def _keep_stale(storage: list[Any]) -> None:
+    """Copy a value that the other ranks have still to get, before the program may change it in place."""
+    sync = _by_storage.get(id(storage))
+    if sync is not None and sync.stale is not None and sync.stale is storage[0]:
+        sync.stale = copy.deepcopy(sync.stale)
 
 
 def _note_set(storage: list[Any]) -> None:
@@ -297,12 +331,14 @@ def _set_data(self: Any, value: Any) -> None:
 
 @functools.wraps(call_on_rank)
 def _call_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
+    watched = [storage for storage in updated_storage(self) if id(storage) in _references]
+    for storage in watched:
+        _keep_stale(storage)
     try:
         return call_on_rank(self, *args, **kwargs)
     finally:
-        for storage in updated_storage(self):
-            if id(storage) in _references:
-                _note_set(storage)
+        for storage in watched:
+            _note_set(storage)
 
 
 Container.value = property(Container.value.fget, _set_and_note)

@@ -29,6 +29,8 @@ class Options(NamedTuple):
         Seed from which each rank derives its global random states; ``None``: ranks keep the states that they inherit.
     heartbeat : float
         Seconds of silence after which a node is lost.
+    plan : str
+        Plan of exact functions that name none: ``"rows"`` or ``"controller"``.
     """
 
     profile_workers: bool
@@ -39,6 +41,7 @@ class Options(NamedTuple):
     wire_dtype: str | None
     seed: bytes | None
     heartbeat: float
+    plan: str
 
 
 class Ask(NamedTuple):

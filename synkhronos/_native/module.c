@@ -166,8 +166,8 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit_native(void)
 {
-    static PyMethodDef *const others[] = {synkhronos_heap_functions, synkhronos_process_functions,
-                                          synkhronos_reduction_functions};
+    static PyMethodDef *const others[] = {synkhronos_blas_functions, synkhronos_heap_functions,
+                                          synkhronos_process_functions, synkhronos_reduction_functions};
     static PyTypeObject *const types[] = {&CollectivesType, &DescriptorType, &FastCallType,
                                           &HeapType, &ReductionType, &SyncType};
     import_array();

@@ -20,7 +20,8 @@
 #include "sync.h"
 
 /* Functions of the module that *_module.c files define, which PyInit_native adds. */
-extern PyMethodDef synkhronos_heap_functions[], synkhronos_process_functions[], synkhronos_reduction_functions[];
+extern PyMethodDef synkhronos_blas_functions[], synkhronos_heap_functions[], synkhronos_process_functions[],
+    synkhronos_reduction_functions[];
 
 /* Types of the module; native.pyi describes them. */
 extern PyTypeObject CollectivesType, DescriptorType, FastCallType, HeapType, ReductionType, SyncType;

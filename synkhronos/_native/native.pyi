@@ -9,6 +9,27 @@ from typing_extensions import Self
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
+# -- blas_threads.c
+
+def serve_blas(address: int, n_threads: int, /) -> bool:
+    """Run the threads of an OpenBLAS library in this process, until `end_blas`; return whether that is possible.
+
+    Unlike OpenBLAS's own threads, they do not spin while they rest. A forked process uses OpenBLAS's own threads.
+
+    Parameters
+    ----------
+    address : int
+        Address of the library's function ``openblas_set_threads_callback_function``.
+    n_threads : int
+        The most threads that the library will use.
+    """
+
+def rest_blas(rests: bool, /) -> None:
+    """Let threads without work sleep at once (``True``), or spin for 1 ms before they sleep."""
+
+def end_blas() -> None:
+    """End the threads; the libraries use their own again."""
+
 # -- heap_module.c
 
 #: Smallest block of the heap in bytes; smaller allocations go to malloc.

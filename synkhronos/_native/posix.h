@@ -1,11 +1,13 @@
-/* POSIX helpers: file descriptors with a checked identity, and background threads. Independent of Python. */
+/* POSIX helpers: file descriptors with a checked identity, background threads and waiting. Independent of Python. */
 #ifndef SYNKHRONOS_POSIX_H
 #define SYNKHRONOS_POSIX_H
 
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdint.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 /* A file descriptor with the identity of its file.
@@ -66,6 +68,26 @@ static inline int start_thread(void *(*work)(void *), void *argument)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     return !failed;
+}
+
+/* -- Waiting */
+
+/* The monotonic clock, in nanoseconds. */
+static inline int64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* Hint to the processor that this is a spin loop. */
+static inline void cpu_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");
+#endif
 }
 
 #endif

@@ -1,12 +1,11 @@
 /* Synchronization of ranks: spin briefly, then park on a futex. See sync.h. */
 #define _GNU_SOURCE
 #include "sync.h"
+#include "posix.h"
 
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 enum {
     READS_PER_CLOCK = 16, /* reads of the counters between two reads of the clock */
@@ -21,23 +20,6 @@ static long futex(_Atomic uint32_t *word, int operation, uint32_t value, long na
 {
     struct { long seconds, nanoseconds; } limit = {0, nanoseconds};
     return syscall(SYS_futex, word, operation, value, &limit, NULL, 0);
-}
-
-static int64_t now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
-/* Hint to the processor that this is a spin loop. */
-static void cpu_relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb");
-#endif
 }
 
 size_t sync_bytes(int n_ranks)

@@ -3,10 +3,12 @@
 from synkhronos._rank.call import borrowed_row
 from synkhronos._rank.collective_handlers import digest_of
 from synkhronos._rank.commands import (
+    IGNORES_VALUES,
     KEEPS_SHAPES,
     AllGather,
     AllReduce,
     Bind,
+    Broadcast,
     Call,
     Command,
     Connect,

@@ -23,7 +23,7 @@ from synkhronos._collectives import (
 )
 from synkhronos._native import native
 from synkhronos._processes import SHUFFLE, TRANSFERS, ProcessGroup
-from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, Put, Reduce, Shapes
+from synkhronos._rank.commands import AllGather, AllReduce, Broadcast, Digest, Get, Nccl, Put, Reduce, Shapes
 from synkhronos._rank.results import RowViews
 from synkhronos._utils.rows import Rows
 
@@ -75,6 +75,7 @@ class CollectiveHandlers:
         self._timeline = group.timeline
         self._at_work: list[np.ndarray] = []  # arrays that other ranks may read or write during this command
         self.handlers: dict[type, Callable[[Any], Any]] = {
+            Broadcast: self._broadcast,
             Get: self._get,
             Put: self._put,
             AllReduce: self._all_reduce,
@@ -102,6 +103,31 @@ class CollectiveHandlers:
             values = [one for one in map(_graph.get_array, variables) if hasattr(one, "dtype")]  # no random states
             n_bytes = sum(int(one.size) * one.dtype.itemsize for one in values)
             _logger.debug("%s of %s (%d bytes): %s", what, ", ".join(map(str, variables)), n_bytes, way)
+
+    def _broadcast(self, command: Broadcast) -> None:
+        variables = [self.variables[key] for key in command.variables]
+        controller, n_ranks = self._group.world.master_rank, self._group.world.n_ranks
+        sizes = [[math.prod(shape) * (rank == controller) for rank in range(n_ranks)] for shape in command.shapes]
+        if self._is_controller:
+            sent = [_graph.host_array(var, value=_graph.value_for_others(var)) for var in variables]
+            self._at_work += sent
+            directly = self.transport.run([(array, None, size) for array, size in zip(sent, sizes)], 0)
+            self._log_values("broadcast", variables, _way(bool(directly)))
+            return
+        arrays = [self._destination(var, shape) for var, shape in zip(variables, command.shapes)]
+        self._at_work += arrays
+        self.transport.run([(array.reshape(-1)[:0], array, size) for array, size in zip(arrays, sizes)], 0)
+        for var, array in zip(variables, arrays):
+            if array is not _graph.get_array(var):
+                _graph.adopt_array(var, array)
+
+    def _destination(self, var: Any, shape: tuple[int, ...]) -> np.ndarray:
+        """Return an array to receive the controller's `host_array`: the variable's own if possible, or a new one."""
+        if not _graph.is_tensor_variable(var):
+            return np.empty(shape, np.uint8)
+        own = _graph.get_array(var)
+        fits = isinstance(own, np.ndarray) and own.shape == shape and own.flags.c_contiguous and own.flags.writeable
+        return own if fits and not self._is_outside(var) else np.empty(shape, var.dtype)
 
     def _get(self, command: Get) -> Any | None:
         self._log_values("get", [self.variables[key] for key in command.variables], "through shared memory")

@@ -17,6 +17,8 @@ _Kind = TypeVar("_Kind", bound=type)
 KEEPS_SHAPES: set[type] = set()
 #: Commands in which all ranks wait for each other before any of them changes anything.
 SYNCHRONIZES: set[type] = set()
+#: Commands for which it does not matter that other ranks have stale values of variables.
+IGNORES_VALUES: set[type] = set()
 
 
 def _command(*properties: set[type]) -> Callable[[_Kind], _Kind]:
@@ -42,7 +44,7 @@ class Source(NamedTuple):
     axis: int = 0  # of the rows
 
 
-@_command(KEEPS_SHAPES)
+@_command(KEEPS_SHAPES, IGNORES_VALUES)
 @dataclass(frozen=True)
 class Flush:
     """Do only what the envelope asks for: map new memory, and drop objects.
@@ -53,6 +55,7 @@ class Flush:
     trim: bool = False
 
 
+@_command(IGNORES_VALUES)
 @dataclass(frozen=True)
 class Bind:
     """Make the GPU ``devices[rank]`` this rank's device."""
@@ -60,6 +63,7 @@ class Bind:
     devices: tuple[str, ...]
 
 
+@_command(IGNORES_VALUES)
 @dataclass(frozen=True)
 class Connect:
     """Join the other ranks in an NCCL communicator."""
@@ -67,6 +71,7 @@ class Connect:
     clique: bytes
 
 
+@_command(IGNORES_VALUES)
 @dataclass(frozen=True)
 class Load:
     """Unpickle functions and their new shared variables, on some workers (``None``: all).
@@ -122,6 +127,15 @@ class Call(NamedTuple):
     exact: bool = False  # the function also takes: the total row count, the rank's first row, its row count
     follow: Follow | None = None
     starts: ArrayRef | None = None  # int64 offsets that are added to the scattered inputs' ranges
+
+
+@_command(SYNCHRONIZES)
+@dataclass(frozen=True)
+class Broadcast:
+    """Set variables on all other ranks to the controller's values, which have these `shapes`."""
+
+    variables: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
 
 
 @_command(KEEPS_SHAPES)
@@ -211,7 +225,7 @@ class Shapes:
     variables: tuple[int, ...]
 
 
-@_command(KEEPS_SHAPES)
+@_command(KEEPS_SHAPES, IGNORES_VALUES)
 @dataclass(frozen=True)
 class Record:
     """Start to record how this rank spends its time, or stop and return the record.
@@ -231,5 +245,20 @@ class InOrder:
 
 
 Command = Union[
-    Flush, Bind, Connect, Load, Call, Get, Put, AllReduce, Reduce, Nccl, AllGather, Digest, Shapes, Record, InOrder
+    Flush,
+    Bind,
+    Connect,
+    Load,
+    Call,
+    Broadcast,
+    Get,
+    Put,
+    AllReduce,
+    Reduce,
+    Nccl,
+    AllGather,
+    Digest,
+    Shapes,
+    Record,
+    InOrder,
 ]

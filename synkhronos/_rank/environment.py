@@ -8,6 +8,7 @@ change.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
 import pickle
@@ -18,6 +19,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from synkhronos._backends import limit_threads
+from synkhronos._native import native
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.resources import count_cores
 
@@ -54,6 +56,15 @@ def seed_rank(digest: bytes, rank: int, start: int) -> None:
 _logger = logging.getLogger("synkhronos")
 
 
+def _callback_setter_of(library: Any) -> int | None:
+    """Return the address of the function by which an OpenBLAS takes threads from the program; ``None`` without it."""
+    names = [
+        f"{prefix}openblas_set_threads_callback_function{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_")
+    ]
+    found = next((name for name in names if hasattr(library.dynlib, name)), None)
+    return None if found is None else ctypes.cast(getattr(library.dynlib, found), ctypes.c_void_p).value
+
+
 class ThreadLimits:
     """Limit the threads of BLAS, OpenMP and the backend in this process to its fair share of the cores.
 
@@ -63,12 +74,21 @@ class ThreadLimits:
         Number of processes that share the node's cores.
     quiet : bool
         Do not warn, because another process does.
+    widens : bool
+        Whether `widen` will be called.
+
+    Attributes
+    ----------
+    is_wide : bool
+        Whether the libraries use the cores of all ranks for now.
     """
 
-    def __init__(self, n_ranks: int, quiet: bool) -> None:
-        self._quiet = quiet
+    def __init__(self, n_ranks: int, quiet: bool, widens: bool) -> None:
+        self._quiet, self._widens = quiet, widens
+        self.is_wide = False
         self._n_threads = max(1, count_cores() // n_ranks)
         self._limited: set[str] = set()
+        self._switches: list[tuple[Callable[[int], Any], int, int]] = []  # set threads; threads of all, and of one rank
         self._undo: list[Callable[[], Any]] = []
         self._backend_limited = False
 
@@ -89,6 +109,9 @@ class ThreadLimits:
             for library in libraries:
                 most = min(library["num_threads"], self._n_threads)
                 limits[library["prefix"]] = min(most, limits.get(library["prefix"], most))
+            if self._widens:
+                for library, found in zip(controller.lib_controllers, libraries):
+                    self._note_switch(library, found["num_threads"], limits[library.prefix])
             self._undo.append(controller.limit(limits=limits).restore_original_limits)
             self._limited |= loaded
 
@@ -103,8 +126,37 @@ class ThreadLimits:
                 self._quiet = True
                 return None
 
+    def _note_switch(self, library: Any, all_threads: int, own: int) -> None:
+        """Prepare `widen` for a library that this process has just loaded."""
+        if library.filepath in self._limited or all_threads <= own:
+            return
+        self._switches.append((library.set_num_threads, all_threads, own))
+        setter = _callback_setter_of(library)
+        if setter is not None:
+            native.serve_blas(setter, all_threads)
+
+    def widen(self) -> None:
+        """Let the libraries use as many threads as before `apply`, until `narrow`."""
+        if self.is_wide:
+            return
+        self.is_wide = True
+        native.rest_blas(False)
+        for set_threads, all_threads, _ in self._switches:
+            set_threads(all_threads)
+
+    def narrow(self) -> None:
+        """Undo `widen`."""
+        self.is_wide = False
+        for set_threads, _, own in self._switches:
+            set_threads(own)
+        native.rest_blas(True)
+
     def restore(self) -> None:
         """Undo `apply`."""
+        if self._switches:
+            native.end_blas()
+        self._switches.clear()
+        self.is_wide = False
         while self._undo:
             self._undo.pop()()
         self._limited.clear()

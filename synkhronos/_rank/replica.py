@@ -71,7 +71,7 @@ class Replica:
         self.variables = variables
         self.heap = heap
         self.functions: dict[int, Any] = {}
-        self.thread_limits = ThreadLimits(group.n_ranks, quiet=not self.is_controller)
+        self.thread_limits = ThreadLimits(group.n_ranks, quiet=not self.is_controller, widens=self.is_controller)
         self.context: Any = None  # of the rank's GPU, once it is bound
         self._group = group
         self._timeline = group.timeline
@@ -113,6 +113,8 @@ class Replica:
             the controller only, metadata, or ``None``.
         """
         self.completed = 0
+        if self.thread_limits.is_wide:
+            self.thread_limits.narrow()
         if self.heap.short:
             look_at_free_memory(self.heap, self._group.n_ranks)
         return self.heap.call(self._execute, command)
@@ -149,6 +151,16 @@ class Replica:
                 results.append(self._carry_out(part))
             self.completed += 1
         return results
+
+    def compute(self, function: Callable[[list[Any]], list[Any]], arrays: list[Any]) -> list[Any]:
+        """Call a function outside of commands; allocate its arrays in this rank's part of the shared heap.
+
+        BLAS uses the cores of all ranks of this node from here to the next command.
+        """
+        if self.heap.short:
+            look_at_free_memory(self.heap, self._group.n_ranks)
+        self.thread_limits.widen()
+        return self.heap.call(function, arrays)
 
     def _flush(self, command: Flush) -> None:
         if command.trim:

@@ -3,8 +3,8 @@
 from synkhronos._session.context_manager import sequence, session
 from synkhronos._session.diagnostics import warn
 from synkhronos._session.instruments import Profile, memory, profile, trace
-from synkhronos._session.lifecycle import close, current, distribute, flush, fork, functions, get_n_gpu, held
-from synkhronos._session.replica_check import distances
+from synkhronos._session.lifecycle import PLANS, close, current, distribute, flush, fork, functions, get_n_gpu, held
+from synkhronos._session.replicas import distances
 from synkhronos._session.shards import Origin, origin_of
 from synkhronos._session.state import Session
 from synkhronos._session.submission import Future

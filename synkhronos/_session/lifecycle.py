@@ -33,6 +33,8 @@ _session: Session | None = None
 _measured: Profile | None = None  # the profile of the entire session, if requested by `fork(profile=)`
 _ends = False  # whether the session was closed at exit; `__del__` methods may still call `close` after that
 _lock = threading.RLock()
+#: Who computes an exact function: every rank its rows, or the controller all rows.
+PLANS = ("rows", "controller")
 _FRAMES = 220  # upper limit of the stack frames that `fork` and `close` need, mostly in `Dispatcher.issue`
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
@@ -107,6 +109,7 @@ def fork(
     wire_dtype: Literal["bfloat16", "float16"] | None = None,
     heartbeat: float = 10.0,
     start_timeout: float | None = 300,
+    plan: Literal["rows", "controller"] = "rows",
     exchange: Literal["bfloat16", "float16"] | None = None,
 ) -> int:
     """Start a session: fork the worker processes, and make this process the controller.
@@ -161,6 +164,10 @@ def fork(
     start_timeout : float, optional
         Seconds that the start of a session on several nodes may take, counted from this call. After that, `NodeLost`
         names the nodes that did not call `fork` or did not start their ranks. ``None``: no limit.
+    plan : str
+        Who computes the exact functions that were built without ``plan``. ``"rows"``: every rank computes its rows.
+        ``"controller"``: the controller computes all rows, with as many BLAS threads as the program had before `fork`;
+        see `function`.
     exchange : str, optional
         Former name of ``wire_dtype``; deprecated since version 0.3.
 
@@ -212,7 +219,7 @@ def fork(
         raise TypeError(f"master_rank is {master_rank!r}; expected an int")
     if not 0 <= master_rank < len(names):
         raise ValueError(f"master_rank is {master_rank}; expected 0 to {len(names) - 1}")
-    _check_options(timeout, check_replicas, wire_dtype, heartbeat)
+    _check_options(timeout, check_replicas, wire_dtype, heartbeat, plan)
     options = Options(
         profile_workers=bool(profile_workers),
         replicate_rng=bool(replicate_rng),
@@ -222,6 +229,7 @@ def fork(
         wire_dtype=wire_dtype,
         seed=None if replicate_rng else digest_of_states(),
         heartbeat=float(heartbeat),
+        plan=plan,
     )
     measured = None if profile is False else Profile(None if profile is True else profile)
     if kind_of(names[0]) == "cpu":
@@ -250,7 +258,7 @@ def fork(
     return _session.n_ranks
 
 
-def _check_options(timeout: Any, check_replicas: Any, wire_dtype: Any, heartbeat: Any) -> None:
+def _check_options(timeout: Any, check_replicas: Any, wire_dtype: Any, heartbeat: Any, plan: Any) -> None:
     """Raise `ValueError` if an argument of `fork` is invalid."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
         raise ValueError(f"timeout is {timeout!r}; expected a positive number of seconds, or None")
@@ -258,6 +266,8 @@ def _check_options(timeout: Any, check_replicas: Any, wire_dtype: Any, heartbeat
         raise ValueError(f"check_replicas is {check_replicas!r}; expected a number of calls, or 0")
     if wire_dtype not in (None, "float16", "bfloat16"):
         raise ValueError(f'wire_dtype is {wire_dtype!r}; expected "float16", "bfloat16" or None')
+    if plan not in PLANS:
+        raise ValueError(f"plan is {plan!r}; expected {' or '.join(map(repr, PLANS))}")
     is_number = isinstance(heartbeat, (int, float)) and not isinstance(heartbeat, bool)
     if not (is_number and WARNING_SECONDS < heartbeat < math.inf):
         raise ValueError(

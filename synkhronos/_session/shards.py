@@ -240,6 +240,10 @@ class Shards:
                     self._origins[var.container] = [None] * self._n_ranks
                 self._change(var, ranks)
                 lost.get(var.container, set()).difference_update(ranks)
+        elif isinstance(command, _rank.Broadcast):
+            for var in self._variables(command.variables):
+                lost.pop(var.container, None)
+                equal.append(var)
         elif isinstance(
             command, (_rank.AllGather, _rank.AllReduce, _rank.Digest, _rank.Get, _rank.Reduce, _rank.Shapes)
         ):

@@ -20,12 +20,12 @@ from synkhronos import _backends, _graph
 from synkhronos._memory import ArrayRef, Segment, SegmentTable
 from synkhronos._multinode import MultiNodeGroup, Nodes, Options
 from synkhronos._processes import TRANSFERS, ProcessGroup, kind_of
-from synkhronos._rank import Command, Encoder, Envelope, Flush, Load, Release, start_ranks
+from synkhronos._rank import IGNORES_VALUES, Command, Encoder, Envelope, Flush, Load, Release, start_ranks
 from synkhronos._session.devices import connect_gpus, take_gpus
 from synkhronos._session.dispatch import Dispatcher, RankGroup, State
 from synkhronos._session.function_registry import FunctionRegistry
 from synkhronos._session.ledger import Ledger, Staged
-from synkhronos._session.replica_check import ReplicaCheck
+from synkhronos._session.replicas import ReplicaCheck, StaleReplicas
 from synkhronos._session.shards import ShapeCache, Shards
 from synkhronos._session.submission import Sequencer
 from synkhronos._utils.interrupts import collect_garbage, deferred_interrupts
@@ -54,6 +54,7 @@ class Session:
         self.pid = os.getpid()
         self.on_gpu = kind_of(devices[0]) != "cpu"
         self.nccl = False  # whether NCCL connects the ranks
+        self.plan = options.plan
         self.profile: Any = None  # the profile that is being recorded
         self.sequencer = Sequencer(self)
         self.run, self.submit = self.sequencer.run, self.sequencer.submit
@@ -75,6 +76,7 @@ class Session:
             self.replica = start_ranks(group, segments, ended, options.profile_workers, begin, options.seed)
             self._shape_cache = ShapeCache(self.sequencer, self.replica, master_rank)
             self.shapes = self._shape_cache.of
+            self.stale = StaleReplicas(self.replica.variables)
             self.replica_check = ReplicaCheck(self.replica.variables, self.run, master_rank, options.check_replicas)
             self._functions = FunctionRegistry(self.replica, self._ledger, self._load, definitions)
             restore = self._restore if options.restart_workers else None
@@ -126,9 +128,20 @@ class Session:
         """
         with self.lock:
             self._functions.forget_ended()
-            if self._shape_cache.is_used:
-                self._shape_cache.see(command)
-            return self._send(command)
+            if self.stale.keys and type(command) not in IGNORES_VALUES:
+                self.update_replicas()
+            return self._see_and_send(command)
+
+    def update_replicas(self) -> None:
+        """Give the other ranks the values of stale variables now, instead of before the next command."""
+        with self.lock:
+            self.check_usable()
+            self.stale.send(self._see_and_send)
+
+    def _see_and_send(self, command: Command) -> list[Any]:
+        if self._shape_cache.is_used:
+            self._shape_cache.see(command)
+        return self._send(command)
 
     # -- shared variables
 

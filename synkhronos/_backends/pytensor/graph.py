@@ -21,7 +21,7 @@ from pytensor.compile import UnusedInputError
 from pytensor.compile.builders import SymbolicOp
 from pytensor.compile.executor import Function
 from pytensor.compile.maker import function
-from pytensor.compile.mode import get_mode, optdb
+from pytensor.compile.mode import Mode, get_mode, optdb
 from pytensor.compile.rebuild import rebuild_collect_shared
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import DisconnectedType
@@ -29,14 +29,16 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import GraphRewriter as Rewriter
-from pytensor.graph.rewriting.basic import MergeOptimizer, copy_stack_trace
+from pytensor.graph.rewriting.basic import MergeOptimizer, copy_stack_trace, dfs_rewriter, node_rewriter
 from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
 from pytensor.graph.utils import InconsistencyError
 from pytensor.link.basic import Container
 from pytensor.link.utils import raise_with_op
 from pytensor.scan import basic as _scan
 from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
+from pytensor.tensor.blas import _dot22
 from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.rewriting.blas import blas_optdb, local_dot22_to_dot22scalar
 from pytensor.tensor.shape import specify_broadcastable
 from pytensor.tensor.type import DenseTensorType as DenseType
 from pytensor.tensor.type import TensorType
@@ -117,6 +119,25 @@ def scan(step: Callable[..., list[Any]], **arguments: Any) -> Any:
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:
     """Register a rewrite of function graphs, for modes with one of the tags."""
     optdb.register(name, rewriter, *tags, position=position)
+
+
+#: Tag of rewrites for exact functions.
+FOR_EXACT = "synkhronos_exact"
+
+
+@node_rewriter([T.mul])
+def _scale_product(fgraph: Any, node: Any) -> Any:
+    """Multiply a matrix product by a factor within BLAS, if nothing else uses the product.
+
+    PyTensor's own rewrite does so for any product, which is then computed again for each other use. With Adam and
+    RMSprop the gradient of a weight has two.
+    """
+    products = [one for one in node.inputs if one.owner is not None and one.owner.op == _dot22]
+    is_single = products and all(len(fgraph.clients[one]) == 1 for one in products)
+    return local_dot22_to_dot22scalar.transform(fgraph, node) if is_single else False
+
+
+blas_optdb.register("synkhronos_scale_product", dfs_rewriter(_scale_product), FOR_EXACT, position=12)
 
 
 def input_like(var: Any) -> Any:

@@ -20,6 +20,7 @@ from theano import Apply, Constant, In, Op, Out, Variable, clone, config, grad, 
 from theano.compile import UnusedInputError, optdb
 from theano.compile.function import function as compile_function  # programs may set theano.function to synk.function
 from theano.compile.function_module import Function
+from theano.compile.mode import Mode, get_mode
 from theano.compile.pfunc import rebuild_collect_shared
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import InconsistencyError
@@ -27,12 +28,13 @@ from theano.gof import Optimizer as Rewriter
 from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
 from theano.gof.graph import inputs as leaves_of
 from theano.gof.link import Container, raise_with_op
-from theano.gof.opt import copy_stack_trace
+from theano.gof.opt import copy_stack_trace, in2out, local_optimizer
 from theano.gof.toolbox import ReplaceValidate
 from theano.gradient import DisconnectedType
 from theano.tensor import NotScalarConstantError, SliceType, TensorConstant, TensorType, get_scalar_constant_value
 from theano.tensor import TensorType as DenseType
 from theano.tensor import patternbroadcast as with_broadcastable
+from theano.tensor.blas import _dot22, blas_optdb, local_dot22_to_dot22scalar
 
 #: Types of values that are not tensors: scalars and slices.
 NO_TENSORS = (scalar.Scalar, SliceType)
@@ -72,6 +74,25 @@ def scan(step: Callable[..., list[Any]], **arguments: Any) -> Any:
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:
     """Register a rewrite of function graphs, for modes with one of the tags."""
     optdb.register(name, rewriter, position, *tags)
+
+
+#: Tag of rewrites for exact functions.
+FOR_EXACT = "synkhronos_exact"
+
+
+@local_optimizer([T.mul])
+def _scale_product(node: Any) -> Any:
+    """Multiply a matrix product by a factor within BLAS, if nothing else uses the product.
+
+    Theano's own rewrite does so for any product, which is then computed again for each other use. With Adam and RMSprop
+    the gradient of a weight has two.
+    """
+    products = [one for one in node.inputs if one.owner is not None and one.owner.op == _dot22]
+    is_single = products and all(len(one.clients) == 1 for one in products)
+    return local_dot22_to_dot22scalar.transform(node) if is_single else False
+
+
+blas_optdb.register("synkhronos_scale_product", in2out(_scale_product), 11, FOR_EXACT)
 
 
 def input_like(var: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Detect replicas that differ between ranks: compare digests, and then values where the digests differ."""
+"""Replicas of shared variables: those that are stale on other ranks than the controller, and those that differ."""
 
 from __future__ import annotations
 
@@ -11,8 +11,62 @@ import numpy as np
 
 from synkhronos import _graph
 from synkhronos._backends import is_random_state
-from synkhronos._rank import Command, Digest, Get
+from synkhronos._rank import Broadcast, Command, Digest, Get
 from synkhronos._session.diagnostics import warn
+
+
+class StaleReplicas:
+    """Variables whose present values only the controller has, although they are valid for all ranks.
+
+    An exact function that the controller computes alone leaves its updates here. The other ranks get the values, all in
+    one message, before the next command that may use them.
+
+    Parameters
+    ----------
+    table : VariableTable
+        The replicated shared variables.
+
+    Attributes
+    ----------
+    keys : set of int
+        Keys of the variables.
+    """
+
+    def __init__(self, table: _graph.VariableTable) -> None:
+        self.keys: set[int] = set()
+        self._table = table
+
+    def add(self, variables: Sequence[Any]) -> None:
+        """Record that the controller's present values are valid for all ranks.
+
+        Variables that the other ranks do not have yet are left out: they are sent with a function.
+        """
+        for var in variables:
+            sync = _graph.sync_of(var.container)
+            sync.sent = sync.storage[0]
+            key = self._table.key(var)
+            if key is not None:
+                sync.stale = sync.storage[0]
+                self.keys.add(key)
+
+    def computes(self, variables: Sequence[Any]) -> None:
+        """Record that the controller begins to compute new values of variables; `add` must follow."""
+        for var in variables:
+            key = self._table.key(var)
+            if key is not None:
+                _graph.sync_of(var.container).stale = _graph.IN_WORK
+                self.keys.add(key)
+
+    def send(self, issue: Callable[[Command], Any]) -> None:
+        """Give the other ranks the values, by ``issue(command)``."""
+        known = self._table.items()
+        variables = {key: known[key] for key in sorted(self.keys) if key in known}  # the program may have dropped some
+        if variables:
+            values = [_graph.host_array(var, value=_graph.value_for_others(var)) for var in variables.values()]
+            issue(Broadcast(tuple(variables), tuple([value.shape for value in values])))
+        for var in variables.values():
+            _graph.sync_of(var.container).stale = None
+        self.keys.clear()
 
 
 class ReplicaCheck:
