@@ -41,12 +41,32 @@ class Net:
         if build is not theano.function:
             rows = build([x, y], [loss, scores], updates=updates, **{**options, "plan": "rows"})
             self.by_plan = {"controller": self.step, "rows": rows}
+        self._initial = [var.get_value() for var in (*self.state, self.rate)]
+
+    def restart(self):
+        for var, value in zip((*self.state, self.rate), self._initial):
+            var.set_value(value)
+        return self
+
+
+@functools.cache
+def built():
+    return Net(synk.function, exact=True, plan="controller"), Net(theano.function)
+
+
+def restarted():
+    """Return a network whose step the controller computes alone, and the same with the serial program."""
+    ours, theirs = built()
+    synk.distribute()
+    ours.restart()
+    synk.broadcast([*ours.state, ours.rate])
+    return ours, theirs.restart()
 
 
 @pytest.fixture
 def nets():
-    """Return a network whose step the controller computes alone, and the same with the serial program."""
-    return Net(synk.function, exact=True, plan="controller"), Net(theano.function)
+    """Return the networks, in a session that the test has asked for first."""
+    return restarted()
 
 
 def test_steps_with_alternating_plans_and_sizes_are_the_serial_ones(session, nets):
@@ -214,9 +234,9 @@ def test_a_checkpoint_has_the_updated_values(two, nets, tmp_path):
     assert not synk.check_replicas(ours.state)
 
 
-def test_a_replaced_worker_gets_the_updated_values(synchronize, nets):
+def test_a_replaced_worker_gets_the_updated_values(synchronize):
     synchronize(3, restart_workers=True)
-    ours, theirs = nets
+    nets = ours, theirs = restarted()
     steps = ours.by_plan["rows"], theirs.step
     for step in steps:
         step(*values(8))
