@@ -30,11 +30,10 @@ from .blas import find_blas, offer_blas, refuse_unfit_blas
 from .compile_cache import patch_cache_keys, precompile_headers
 from .elementwise import vectorize_elementwise, vectorize_tanh
 from .flags import offer_switches
-from .fusion import fuse_sums
 from .log_filter import explain_missing_headers, shorten_complaints
 from .numpy_fixes import patch_strides, patch_topk
 from .scan import loop_in_c
-from .summation import vectorize_sums
+from .sums import fuse_sums, vectorize_sums
 from .windows import patch_pooling, vectorize_convolution, vectorize_pooling
 
 __all__ = ["find_blas", "prepare"]
@@ -202,6 +201,9 @@ def patch_ops() -> None:
     patch_strides()
     patch_topk()
     fuse_sums()
+    from .one_pass import register
+
+    register()
     precompile_headers()
     refuse_unfit_blas()
 

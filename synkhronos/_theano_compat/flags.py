@@ -66,6 +66,7 @@ def with_version(version: str, is_used: Callable[..., bool] = lambda *_: True) -
 
 SWITCHES = {
     "fused_sum": "Sum the results of elementwise operations without an array of them.",
+    "one_pass": "In exact functions, compute the updates of a variable and its state in one pass.",
     "vector_convolution": "Correlate images with filters by vector code.",
     "vector_elementwise": "Compute elementwise operations by vector code.",
     "vector_pooling": "Pool windows that do not overlap by vector code.",

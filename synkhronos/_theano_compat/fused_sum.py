@@ -9,7 +9,7 @@ from theano.tensor import elemwise_cgen
 
 from .elementwise import Operand, elements, first_axis, given, length, loops
 from .flags import read_support_code
-from .summation import kept_axes
+from .sums import kept_axes
 
 _SUPPORT, _ = read_support_code("runs.h", "summation.h")
 _, _VERSION = read_support_code("runs.h", "summation.h", "elementwise.py", "fused_sum.py")

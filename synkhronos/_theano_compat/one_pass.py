@@ -1,0 +1,374 @@
+"""Updates of shared variables in one pass over memory. Import this module only after Theano.
+
+An update rule such as Adam computes several new arrays from the same gradient. Theano computes them one after the
+other, and each time reads the arrays from memory again, because they are larger than the caches. `OnePass` computes all
+of them for some elements, then for the next ones. What one operation has written, the next one reads from the
+first-level cache.
+
+The rewrites are for exact functions only, which include them by their tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from theano import config
+from theano.compile import optdb
+from theano.gof import Apply, InconsistencyError, Op, Optimizer
+from theano.gof.opt import copy_stack_trace
+from theano.gof.toolbox import ReplaceValidate
+from theano.gof.utils import MethodNotDefined
+from theano.tensor import elemwise, elemwise_cgen
+
+from .elementwise import Operand, elements, given
+from .flags import is_on, read_support_code
+
+FOR_EXACT = "synkhronos_exact"
+_NAME = "synkhronos_one_pass"
+_POSITION = 74.2  # after all other rewrites, but before elementwise operations work in place
+_DTYPES = ("float32", "float64")
+_CHUNK = 1024  # elements: the chunks of ten arrays fit into the first-level cache
+
+_SUPPORT, _ = read_support_code("runs.h")
+_, _VERSION = read_support_code("runs.h", "elementwise.py", "one_pass.py")
+
+_CODE = """
+{declarations}
+{checks}
+{{
+    npy_intp dims[] = {{{dims}}};
+    npy_intp size = 1;
+    for (int axis = 0; axis < {ndim}; axis++)
+        size *= dims[axis];
+    {whole}
+    {outputs}
+    for (npy_intp done = 0, n; done < size; done += n) {{
+        n = size - done < {chunk} ? size - done : {chunk};
+        {pointers}
+        {steps}
+        {copies}
+    }}
+}}
+"""
+_WHOLE = """
+synkhronos::SideBySide {array}_whole({array}, 0);
+if (!{array}_whole.array) {{
+    {fail}
+}}
+"""
+_NEW = """
+if (!({out} && PyArray_NDIM({out}) == {ndim} && PyArray_ISCARRAY({out})
+      && PyArray_CompareLists(PyArray_DIMS({out}), dims, {ndim}))) {{
+    Py_XDECREF({out});
+    {out} = (PyArrayObject *)PyArray_EMPTY({ndim}, dims, NPY_{TYPE}, 0);
+    if (!{out}) {{
+        {fail}
+    }}
+}}
+"""
+_OVER = """
+Py_INCREF({array}_whole.array);
+Py_XDECREF({out});
+{out} = {array}_whole.array;
+"""
+
+
+class OnePass(Op):
+    """Op that computes several elementwise operations of arrays of equal shape, for a chunk of elements at a time.
+
+    Parameters
+    ----------
+    steps : tuple of (Elemwise, tuple of int)
+        The operations in order, each with its operands: the number of an input of this Op, or the number of inputs plus
+        that of an earlier step.
+    returned : tuple of int
+        Numbers of the steps whose results are the outputs.
+    over : tuple of (int, int)
+        Pairs of an output and the input that it overwrites.
+    """
+
+    __props__ = ("steps", "returned", "over")
+
+    def __init__(self, steps: Any, returned: tuple[int, ...], over: tuple[tuple[int, int], ...] = ()) -> None:
+        self.steps, self.returned, self.over = steps, returned, over
+        self.destroy_map = {output: [place] for output, place in over}
+
+    def _nodes(self, inputs: Any) -> list[Any]:
+        """Return the Apply nodes of the steps."""
+        values, nodes = list(inputs), []
+        for op, operands in self.steps:
+            nodes.append(op.make_node(*[values[i] for i in operands]))
+            values += nodes[-1].outputs
+        return nodes
+
+    def make_node(self, *inputs: Any) -> Any:
+        """Apply the Op to the inputs of all steps."""
+        nodes = self._nodes(inputs)
+        return Apply(self, list(inputs), [nodes[i].outputs[0].type() for i in self.returned])
+
+    def infer_shape(self, node: Any, shapes: Any) -> Any:
+        """Return the shape of an operand with full axes, for each output."""
+        full = next(
+            shape for one, shape in zip(node.inputs, shapes) if one.broadcastable == node.outputs[0].broadcastable
+        )
+        return [full] * len(node.outputs)
+
+    def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
+        """Compute the steps one after the other, for modes without C code."""
+        values = list(inputs)
+        for one, (op, operands) in zip(self._nodes(node.inputs), self.steps):
+            result: list[Any] = [None]
+            op.prepare_node(one, None, None, "py")
+            op.perform(one, [values[i] for i in operands], [result])
+            values.append(result[0])
+        for storage, i in zip(outputs, self.returned):
+            storage[0] = values[len(inputs) + i]
+
+    def __str__(self) -> str:
+        return f"OnePass{{{', '.join(str(op) for op, _ in self.steps)}}}"
+
+    # -- C++ code
+
+    def c_code(self, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
+        """Return the loop over chunks, after Theano's own checks of the lengths."""
+        nodes = self._nodes(node.inputs)
+        pattern, n_inputs = node.outputs[0].broadcastable, len(inputs)
+        types = [one.type.dtype_specs()[1] for one in node.inputs]
+        orders = [["x" if fixed else axis for axis, fixed in enumerate(one.broadcastable)] for one in node.inputs]
+        names = {**sub, **{f"lv{i}": array for i, array in enumerate(inputs)}}
+        full = [i for i, one in enumerate(node.inputs) if one.broadcastable == pattern]
+        operands = [
+            Operand(array, f"{array}_whole.array", type_, one.broadcastable)
+            for array, type_, one in zip(inputs, types, node.inputs)
+        ]
+        over, last_use = dict(self.over), self._last_uses()
+        pointers, buffers, copies, results = [], [], [], []
+        for i, operand in enumerate(operands):
+            moves = " + done" if i in full else ""
+            pointers.append(
+                f"{operand.type} *{operand.name}_run = ({operand.type} *)PyArray_DATA({operand.array}){moves};"
+            )
+        for step, one in enumerate(nodes):
+            result = Operand(f"{name}_step{step}", "", one.outputs[0].type.dtype_specs()[1], pattern)
+            place = self.returned.index(step) if step in self.returned else None
+            target = f"({result.type} *)PyArray_DATA({outputs[place]}) + done" if place is not None else ""
+            if place in over and last_use.get(over[place], -1) <= step:
+                result = operands[over[place]]  # the same pointer, so that the compiler knows that both are one array
+            elif place is not None and place not in over:
+                pointers.append(f"{result.type} *{result.name}_run = {target};")
+            else:
+                buffers.append(f"{result.type} {result.name}_run[{_CHUNK}] __attribute__((aligned(64)));")
+                if place is not None:
+                    copies.append(f"memcpy({target}, {result.name}_run, n * sizeof({result.type}));")
+            results.append(result)
+        values = [*operands, *results]
+        steps = []
+        for step, (one, (op, places)) in enumerate(zip(nodes, self.steps)):
+            op.prepare_node(one, None, None, "c")
+            used = [values[i] for i in dict.fromkeys(places)]
+            task = op.scalar_op.c_code(
+                one.tag.fake_node,
+                f"{name}_{step}_scalar_",
+                [f"{values[i].name}_i" for i in places],
+                [f"{values[n_inputs + step].name}_i"],
+                sub,
+            )
+            arrays = dict.fromkeys([*used, results[step]])
+            steps.append(f"{{{elements(list(arrays), 0, 'n', f'{{{task}}}')}}}")
+        made = []
+        for place, (out, variable) in enumerate(zip(outputs, node.outputs)):
+            if place in over:
+                made.append(_OVER.format(array=inputs[over[place]], out=out))
+            else:
+                made.append(_NEW.format(out=out, ndim=variable.ndim, TYPE=variable.dtype.upper(), fail=sub["fail"]))
+        return _CODE.format(
+            declarations=elemwise_cgen.make_declare(orders, types, names),
+            checks=elemwise_cgen.make_checks(orders, types, names),
+            dims=", ".join("1" if fixed else f"{inputs[full[0]]}_n{axis}" for axis, fixed in enumerate(pattern)),
+            ndim=len(pattern),
+            whole="\n".join(_WHOLE.format(array=array, fail=sub["fail"]) for array in inputs),
+            outputs="\n".join([*buffers, *made]),
+            chunk=_CHUNK,
+            pointers="\n".join(pointers),
+            steps="\n".join(steps),
+            copies="\n".join(copies),
+        )
+
+    def _last_uses(self) -> dict[int, int]:
+        """Return the last step that reads each operand, by number."""
+        return {i: step for step, (_, operands) in enumerate(self.steps) for i in operands}
+
+    def c_headers(self) -> list[str]:
+        """Return the headers that the code includes."""
+        return ["<string.h>", *dict.fromkeys(header for op, _ in self.steps for header in op.c_headers())]
+
+    def c_compile_args(self) -> list[str]:
+        """Return the compiler arguments of elementwise operations."""
+        return list(dict.fromkeys(argument for op, _ in self.steps for argument in op.c_compile_args()))
+
+    def c_support_code(self) -> str:
+        """Return the support code of the elementwise operations."""
+        return _SUPPORT + "\n".join(dict.fromkeys(given(op.c_support_code) for op, _ in self.steps))
+
+    def c_support_code_apply(self, node: Any, name: str) -> str:
+        """Return the support code of the Apply nodes of the steps."""
+        pairs = enumerate(zip(self.steps, self._nodes(node.inputs)))
+        codes = [op.scalar_op.c_support_code_apply(one, f"{name}_{i}_scalar_") for i, ((op, _), one) in pairs]
+        return "\n".join(codes)
+
+    def c_code_cache_version_apply(self, node: Any) -> tuple[Any, ...]:
+        """Return the version of the entire code; empty if it must not be cached."""
+        versions = [op.c_code_cache_version_apply(one) for (op, _), one in zip(self.steps, self._nodes(node.inputs))]
+        return (_VERSION, *versions) if all(versions) else ()
+
+
+# -- rewrites
+
+
+def _fits(node: Any) -> bool:
+    """Return whether an Apply node is an elementwise operation that can be a step."""
+    if node is None or type(node.op) is not elemwise.Elemwise or node.op.inplace_pattern or len(node.outputs) != 1:
+        return False
+    pattern = node.outputs[0].broadcastable
+    variables = [*node.inputs, *node.outputs]
+    return (
+        not all(pattern)
+        and not node.op.openmp
+        and all(one.dtype in _DTYPES for one in variables)
+        and all(one.broadcastable == pattern or all(one.broadcastable) for one in node.inputs)
+    )
+
+
+def _full(node: Any) -> Iterator[Any]:
+    """Yield the operands and the result of a step that have all elements."""
+    pattern = node.outputs[0].broadcastable
+    yield from (one for one in (*node.inputs, *node.outputs) if one.broadcastable == pattern)
+
+
+def _groups(fgraph: Any) -> list[set[Any]]:
+    """Return groups of elementwise operations that compute updates from common arrays."""
+    waiting = [{fgraph.outputs[i].owner} for i in fgraph.update_mapping or () if _fits(fgraph.outputs[i].owner)]
+    group_of: dict[Any, set[Any]] = {}  # by array
+    found: list[set[Any]] = []
+    while waiting:
+        group = _with_ancestors(waiting.pop())
+        arrays = {one for node in group for one in _full(node)}
+        others = [one for one in found if any(group_of.get(array) is one for array in arrays)]
+        if others:
+            found = [one for one in found if not any(one is other for other in others)]
+            waiting.append(group.union(*others))  # which may have further ancestors
+        else:
+            found.append(group)
+            group_of.update(dict.fromkeys(arrays, group))
+    return found
+
+
+def _with_ancestors(group: set[Any]) -> set[Any]:
+    """Return a group with the elementwise operations whose results only the group uses."""
+    nodes, waiting = set(group), list(group)
+    while waiting:
+        for one in _full(waiting.pop()):
+            node = one.owner
+            if node not in nodes and _fits(node) and all(user in nodes for user, _ in one.clients):
+                nodes.add(node)
+                waiting.append(node)
+    return nodes
+
+
+def _leaves_and_returns(nodes: set[Any]) -> bool:
+    """Return whether an operation outside of a group lies between two operations of it."""
+    seen: set[Any] = set()
+    waiting = [user for node in nodes for user, _ in node.outputs[0].clients if user != "output" and user not in nodes]
+    while waiting:
+        node = waiting.pop()
+        if node in nodes:
+            return True
+        if node not in seen:
+            seen.add(node)
+            waiting += [user for one in node.outputs for user, _ in one.clients if user != "output"]
+    return False
+
+
+class _Group(Optimizer):
+    """Rewrite that computes the updates of a variable, and of the state that belongs to it, by one `OnePass`."""
+
+    def add_requirements(self, fgraph: Any) -> None:
+        """Attach the feature that replaces variables."""
+        fgraph.attach_feature(ReplaceValidate())
+
+    def apply(self, fgraph: Any) -> None:
+        """Replace all groups."""
+        if not (config.cxx and is_on("one_pass")):
+            return
+        order = {node: place for place, node in enumerate(fgraph.toposort())}
+        for group in _groups(fgraph):
+            if len(group) == 1 or _leaves_and_returns(group):
+                continue
+            made = _made(sorted(group, key=order.__getitem__))
+            if made is not None:
+                olds, news = made
+                copy_stack_trace(olds, news)
+                fgraph.replace_all_validate(list(zip(olds, news)), reason=_NAME)
+
+
+def _made(nodes: list[Any]) -> tuple[list[Any], list[Any]] | None:
+    """Return the results of a group that others use, and the outputs of the `OnePass` that replaces it."""
+    results = [node.outputs[0] for node in nodes]
+    inputs = list(dict.fromkeys(one for node in nodes for one in node.inputs if one not in results))
+    numbers = {one: i for i, one in enumerate([*inputs, *results])}
+    steps = tuple((node.op, tuple(numbers[one] for one in node.inputs)) for node in nodes)
+    returned = tuple(
+        i for i, one in enumerate(results) if any(user == "output" or user not in nodes for user, _ in one.clients)
+    )
+    op = OnePass(steps, returned)
+    outputs = op(*inputs, return_list=True)
+    names = [f"x{i}" for i in range(len(inputs))], [f"y{i}" for i in returned]
+    try:
+        op.c_code(outputs[0].owner, "test", *names, {"fail": ""})
+    except (MethodNotDefined, NotImplementedError):  # an operation has no C code
+        return None
+    return [results[i] for i in returned], outputs
+
+
+class _Overwrite(Optimizer):
+    """Rewrite that has `OnePass` write new values over the old ones."""
+
+    def add_requirements(self, fgraph: Any) -> None:
+        """Attach the feature that replaces variables."""
+        fgraph.attach_feature(ReplaceValidate())
+
+    def apply(self, fgraph: Any) -> None:
+        """Let each `OnePass` overwrite what it may."""
+        mapping = fgraph.update_mapping or {}
+        target = {fgraph.outputs[i]: fgraph.inputs[of] for i, of in mapping.items()}
+        for node in fgraph.toposort():
+            if isinstance(node.op, OnePass):
+                pairs = [
+                    (place, node.inputs.index(target[out]))
+                    for place, out in enumerate(node.outputs)
+                    if target.get(out) in node.inputs and target[out].type == out.type
+                ]
+                if pairs and self._try(fgraph, node, pairs) is None:
+                    for pair in pairs:
+                        node = self._try(fgraph, node, [*node.op.over, pair]) or node
+
+    def _try(self, fgraph: Any, node: Any, pairs: list[tuple[int, int]]) -> Any:
+        outputs = OnePass(node.op.steps, node.op.returned, tuple(pairs))(*node.inputs, return_list=True)
+        copy_stack_trace(node.outputs, outputs)
+        try:
+            fgraph.replace_all_validate(list(zip(node.outputs, outputs)), reason=_NAME)
+        except InconsistencyError:
+            return None
+        return outputs[0].owner
+
+
+def register() -> None:
+    """Register the rewrites with Theano. Calling this again does nothing."""
+    if hasattr(elemwise, "OnePass"):
+        return
+    # store the class in Theano's module, so that all copies of this package share it, and pickles find it by its name
+    OnePass.__module__ = elemwise.__name__
+    elemwise.OnePass = OnePass
+    optdb.register(_NAME, _Group(), _POSITION, FOR_EXACT, "fusion")
+    optdb.register(f"{_NAME}_inplace", _Overwrite(), _POSITION + 0.1, FOR_EXACT, "inplace")
