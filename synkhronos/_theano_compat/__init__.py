@@ -33,7 +33,7 @@ from .flags import offer_switches
 from .log_filter import explain_missing_headers, shorten_complaints
 from .numpy_fixes import patch_strides, patch_topk
 from .scan import loop_in_c
-from .sums import fuse_sums, vectorize_sums
+from .summation import vectorize_sums
 from .windows import patch_pooling, vectorize_convolution, vectorize_pooling
 
 __all__ = ["find_blas", "prepare"]
@@ -200,10 +200,10 @@ def patch_ops() -> None:
     patch_cache_keys()
     patch_strides()
     patch_topk()
-    fuse_sums()
-    from .one_pass import register
+    from . import fused_sum, one_pass  # they import Theano
 
-    register()
+    fused_sum.register()
+    one_pass.register()
     precompile_headers()
     refuse_unfit_blas()
 

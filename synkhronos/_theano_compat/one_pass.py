@@ -367,8 +367,7 @@ def register() -> None:
     """Register the rewrites with Theano. Calling this again does nothing."""
     if hasattr(elemwise, "OnePass"):
         return
-    # store the class in Theano's module, so that all copies of this package share it, and pickles find it by its name
-    OnePass.__module__ = elemwise.__name__
+    OnePass.__module__ = elemwise.__name__  # as for `SumOfElementwise`
     elemwise.OnePass = OnePass
     optdb.register(_NAME, _Group(), _POSITION, FOR_EXACT, "fusion")
     optdb.register(f"{_NAME}_inplace", _Overwrite(), _POSITION + 0.1, FOR_EXACT, "inplace")
