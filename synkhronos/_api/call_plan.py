@@ -25,7 +25,7 @@ from synkhronos._graph import Graph, Variant
 from synkhronos._graph.ops import Cut
 from synkhronos._memory import ArrayRef
 from synkhronos._rank import Call, Follow, RowsRef, Source
-from synkhronos._session import Session
+from synkhronos._session import Place, Session, Staged, can_be_read
 from synkhronos._utils.interrupts import let_interrupts_pass
 from synkhronos._utils.rows import Rows, Selection, select, select_per_rank, shares, shift
 
@@ -259,14 +259,14 @@ class Staging(NamedTuple):
     sources: tuple[Source, ...]  # of the inputs
     rows: tuple[RowsRef, ...]  # of the rows of sliceable shared variables, one for each rank
     starts: ArrayRef | None  # of the starts of ranges, one for each scattered input
-    refs: list[ArrayRef]  # of all staged arrays, in the order of staging
+    places: list[Place]  # of all staged arrays, in the order of staging
 
 
 def stage(session: Session, inputs: Inputs, specs: Sequence[Input], sliceable: Sequence[Selection] | None) -> Staging:
     """Copy arrays that are not in shared memory to the staging arena: selected rows of NumPy inputs, and index arrays.
 
     If ``batch=`` is a slice of `Data`, its starts are staged, too, so that the next slice of the same length can use
-    the same plan.
+    the same plan. The controller reads its own rows of NumPy inputs from the program's arrays, if possible.
 
     Parameters
     ----------
@@ -281,13 +281,10 @@ def stage(session: Session, inputs: Inputs, specs: Sequence[Input], sliceable: S
     triples = [(value, rows, one.axis) for value, rows, one in zip_longest(values, chosen, specs)]
     of_data = [rows for value, rows, _ in triples if isinstance(value, Data)]
     listed = {id(rows): rows for rows in (*of_data, *(sliceable or ())) if isinstance(rows, np.ndarray)}
+    own = _own_rows(session, inputs)
     arrays = [
-        value
-        if rows is None
-        else (value, rows)
-        if isinstance(rows, np.ndarray) and not axis
-        else value[_index(rows, axis)]
-        for value, rows, axis in triples
+        _to_stage(value, rows, axis, own if i < len(chosen) else None)
+        for i, (value, rows, axis) in enumerate(triples)
         if not isinstance(value, Data)
     ]
     moves = inputs.batch.is_slice and any(isinstance(rows, Rows) for rows in of_data)
@@ -295,7 +292,8 @@ def stage(session: Session, inputs: Inputs, specs: Sequence[Input], sliceable: S
         rows.start if isinstance(rows, Rows) and isinstance(value, Data) else 0 for value, rows in zip(values, chosen)
     ]
     starts = [np.array(firsts, np.int64)] if moves else []
-    refs = session.stage([*listed.values(), *arrays, *starts])
+    staged = [*listed.values(), *arrays, *starts]
+    refs = session.stage(staged)
     places = dict(zip(listed, refs))
     copied = iter(refs[len(listed) :])
     sources = []
@@ -308,7 +306,23 @@ def stage(session: Session, inputs: Inputs, specs: Sequence[Input], sliceable: S
             rows = Rows(0, len(rows)) if moves and rows is not None else rows
             sources.append(Source(value.ref, rows, axis))
     row_refs = [rows if isinstance(rows, Rows) else places[id(rows)] for rows in sliceable or ()]
-    return Staging(tuple(sources), tuple(row_refs), refs[-1] if moves else None, refs)
+    ranges = [item[1] if isinstance(item, tuple) and isinstance(item[1], Rows) else None for item in staged]
+    return Staging(tuple(sources), tuple(row_refs), refs[-1] if moves else None, list(map(Place, refs, ranges)))
+
+
+def _own_rows(session: Session, inputs: Inputs) -> Rows | None:
+    """Return the rows of scattered inputs that only the controller reads; ``None`` if other ranks may read them."""
+    if inputs.shares is None or not all(inputs.counts) or session.sequencer.place or not session.is_on_one_node:
+        return None  # a rank without rows reads another rank's; the program may change its arrays during a sequence
+    return inputs.shares[session.master_rank]
+
+
+def _to_stage(value: Any, rows: Selection | None, axis: int, own: Rows | None) -> Staged:
+    """Return an item to stage for an input; ``own`` as `_own_rows`."""
+    if isinstance(rows, np.ndarray) and not axis:
+        return value, rows
+    array = value if rows is None else value[_index(rows, axis)]
+    return (array, own) if own is not None and not axis and can_be_read(array, array.dtype) else array
 
 
 def sliceable_rows(session: Session, graph: Graph, batch_s: Any, num_slices: int) -> list[Selection] | None:
@@ -409,7 +423,7 @@ class Planner:
         rows: list[Selection] | None,
         num_slices: int,
         subset: tuple[int, ...] | None,
-    ) -> tuple[Call | ControllerCall, Sequence[ArrayRef]]:
+    ) -> tuple[Call | ControllerCall, Sequence[Place]]:
         """Stage the arrays of a call; return the command for every rank, and the places of the staged arrays.
 
         Parameters
@@ -462,7 +476,7 @@ class Planner:
             follow=follow,
             starts=staging.starts,
         )
-        return call, staging.refs
+        return call, staging.places
 
     def _in_two(
         self, distributed: Callable[[Variant, Graph], int], wanted: Sequence[int], cut: Cut, before: Graph, after: Graph

@@ -14,10 +14,9 @@ from synkhronos._api.checks import EXACT, Checks, Serial
 from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.functions import Function
 from synkhronos._graph import Graph, Variant
-from synkhronos._memory import ArrayRef
 from synkhronos._processes import FUNCTION
 from synkhronos._rank import Call
-from synkhronos._session import Session, current
+from synkhronos._session import Place, Session, current
 from synkhronos._sharding import ShardedGraph, rules  # noqa: F401 - the rules register themselves
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
@@ -274,7 +273,7 @@ class _ExactPlanner(Planner):
         rows: list[Selection] | None,
         num_slices: int,
         subset: tuple[int, ...] | None,
-    ) -> tuple[Call | ControllerCall, Sequence[ArrayRef]]:
+    ) -> tuple[Call | ControllerCall, Sequence[Place]]:
         """Plan a call as for other functions, and have each rank's function get its range of rows.
 
         A call in slices, in a sequence, or without rows always has the plan ``"rows"``. If there are fewer rows than

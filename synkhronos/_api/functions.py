@@ -23,10 +23,9 @@ from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.data_arrays import Data, data
 from synkhronos._backends import as_asked, machine
 from synkhronos._graph import Variant
-from synkhronos._memory import ArrayRef
 from synkhronos._processes import COLLECTIVES
 from synkhronos._rank import Call
-from synkhronos._session import Session, current, functions
+from synkhronos._session import Place, Session, current, functions
 from synkhronos._utils.display import html_table, public_names
 from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos.errors import SessionError
@@ -95,9 +94,8 @@ class Function:
         self._checks = Checks(graph, results, named, named_updates=named_updates)
         self._keys: dict[tuple[_graph.Graph, Variant], int] = {}
         self._session: weakref.ref[Session] | None = None
-        self._plans: KeyedCache[tuple[Call | ControllerCall, Sequence[ArrayRef]]] = KeyedCache(
-            _MOST_PLANS
-        )  # by `CallSignature.key`
+        # by `CallSignature.key`
+        self._plans: KeyedCache[tuple[Call | ControllerCall, Sequence[Place]]] = KeyedCache(_MOST_PLANS)
         self._n_changes = _NEVER
         functions.add(self)
         self.join(session)

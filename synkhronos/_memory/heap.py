@@ -22,6 +22,7 @@ from synkhronos._memory.segments import ArrayRef, Segment, SegmentRef, SegmentTa
 from synkhronos._native import native
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.resources import free_memory
+from synkhronos._utils.rows import Rows
 
 _logger = logging.getLogger("synkhronos")
 
@@ -92,6 +93,12 @@ def _size(n_ranks: int, shared: bool, free: int) -> tuple[int, str]:
     return size // _UNIT * _UNIT, sizes[size]
 
 
+def copy_around(to: np.ndarray, array: np.ndarray, own: Rows) -> None:
+    """Copy all rows of an array except for ``own``."""
+    to[: own.start] = array[: own.start]
+    to[own.stop :] = array[own.stop :]
+
+
 class Arena:
     """Scratch segment that one rank fills again for each command, and that grows as needed.
 
@@ -151,6 +158,12 @@ class Arena:
         """Copy an array into the arena; return its reference."""
         ref, view = self.empty(array.shape, array.dtype)
         view[...] = array
+        return ref
+
+    def place_around(self, array: np.ndarray, own: Rows) -> ArrayRef:
+        """Copy an array into the arena, except for its rows ``own``; return its reference."""
+        ref, view = self.empty(array.shape, array.dtype)
+        copy_around(view, array, own)
         return ref
 
     def place_rows(self, array: np.ndarray, rows: np.ndarray) -> ArrayRef:

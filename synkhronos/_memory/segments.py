@@ -219,6 +219,8 @@ class SegmentTable:
         ``(key, size in bytes)`` of lent memory that has been freed.
     files : dict
         For lent memory that is a read-only range of a file: ``(path, offset in bytes)`` by key.
+    own : dict of ArrayRef to ndarray
+        Arrays that this process reads in place of staged ones, of which only the other ranks' rows were copied.
     """
 
     def __init__(self) -> None:
@@ -226,6 +228,7 @@ class SegmentTable:
         self._lent: dict[str, weakref.ref[np.ndarray]] = {}  # freed memory keeps its entry until `release`
         self.ended: FinalizerQueue[tuple[str, int]] = FinalizerQueue()
         self.files: dict[str, tuple[str, int]] = {}
+        self.own: dict[ArrayRef, np.ndarray] = {}
 
     def add(self, key: str, content: np.ndarray) -> None:
         """Register memory that this process has mapped, as a uint8 array, and keep it until `release`."""
@@ -248,6 +251,11 @@ class SegmentTable:
 
     def view(self, ref: ArrayRef) -> np.ndarray:
         """Return the array that ``ref`` refers to, as a view."""
+        own = self.own.get(ref) if self.own else None
+        return self.shared(ref) if own is None else own
+
+    def shared(self, ref: ArrayRef) -> np.ndarray:
+        """Return the memory that ``ref`` refers to, which all ranks share."""
         key, offset, shape, dtype = ref
         return np.ndarray(shape, dtype, self._content(key), offset)
 

@@ -159,7 +159,12 @@ class Caller:
         execute = self._ready.get(command.function, command)
         if execute is None:
             execute = self._ready.put(command.function, command, self._prepare(command))
-        return execute()
+        if not self._segments.own:
+            return execute()
+        try:
+            return execute()
+        finally:
+            self._segments.own.clear()
 
     def forget(self, function: int) -> None:
         """Forget a dropped function, and all prepared calls, since other functions may call this one."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import resource
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Callable, TypeVar, Union
+from typing import Any, Callable, NamedTuple, TypeVar, Union
 
 import numpy as np
 
-from synkhronos._memory import Arena, ArrayRef, Segment, SegmentTable, aligned
+from synkhronos._memory import Arena, ArrayRef, Segment, SegmentTable, aligned, copy_around
 from synkhronos._rank import Command, Envelope, Release
 from synkhronos._utils.interrupts import FinalizerQueue, deferred_interrupts
+from synkhronos._utils.rows import Rows, Selection
 
 #: Above either limit, `Ledger.is_full` is true, and the entries are sent without waiting for the next command.
 _MAX_WAITING = 64  # new segments that workers have not mapped
@@ -26,8 +27,16 @@ _NOTHING = Release()
 
 _Memory = TypeVar("_Memory")
 
-#: An item to stage: an array, or an array and the indices of its rows to stage.
-Staged = Union[np.ndarray, "tuple[np.ndarray, np.ndarray]"]
+#: An item to stage: an array; or an array with the indices of its rows to stage, or with the range of rows that only
+#: the controller needs, which are not staged.
+Staged = Union[np.ndarray, "tuple[np.ndarray, Selection]"]
+
+
+class Place(NamedTuple):
+    """Place of a staged array, and the rows that were not staged because only the controller needs them."""
+
+    ref: ArrayRef
+    own: Rows | None = None
 
 
 class Ledger:
@@ -104,16 +113,32 @@ class Ledger:
         arena = self._staging[place]
         n_bytes = sum(aligned(_n_bytes(item)) for item in items)
         self._with_room(lambda: arena.reserve(n_bytes))
-        return [arena.place_rows(*item) if isinstance(item, tuple) else arena.place(item) for item in items]
+        self._table.own.clear()
+        refs = []
+        for item in items:
+            if not isinstance(item, tuple):
+                refs.append(arena.place(item))
+            elif isinstance(item[1], Rows):
+                refs.append(arena.place_around(item[0], item[1]))
+                self._table.own[refs[-1]] = item[0]
+            else:
+                refs.append(arena.place_rows(item[0], item[1]))
+        return refs
 
-    def restage(self, refs: Sequence[ArrayRef], arrays: Sequence[np.ndarray]) -> bool:
-        """Overwrite staged arrays by arrays of the same shapes and dtypes; return whether their memory still exists."""
-        for ref, array in zip(refs, arrays):
+    def restage(self, places: Sequence[Place], arrays: Sequence[np.ndarray]) -> bool:
+        """Overwrite staged arrays by arrays of the same shapes; return whether their memory still exists."""
+        own = self._table.own
+        own.clear()
+        for (ref, rows), array in zip(places, arrays):
             try:
-                view = self._table.view(ref)
+                view = self._table.shared(ref)
             except KeyError:
                 return False
-            view[...] = array
+            if rows is None or not can_be_read(array, view.dtype):
+                view[...] = array
+            else:
+                copy_around(view, array, rows)
+                own[ref] = array
         return True
 
     def _with_room(self, allocate: Callable[[], _Memory]) -> _Memory:
@@ -188,4 +213,9 @@ def _n_bytes(item: Staged) -> int:
     if not isinstance(item, tuple):
         return item.nbytes
     array, rows = item
-    return len(rows) * (array.nbytes // max(1, len(array)))
+    return array.nbytes if isinstance(rows, Rows) else len(rows) * (array.nbytes // max(1, len(array)))
+
+
+def can_be_read(array: Any, dtype: np.dtype) -> bool:
+    """Return whether a function can read the program's array itself."""
+    return type(array) is np.ndarray and array.dtype == dtype and bool(array.flags.aligned)

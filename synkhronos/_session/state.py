@@ -52,6 +52,7 @@ class Session:
         self.n_ranks = len(self.devices)
         self.master_rank = master_rank
         self.pid = os.getpid()
+        self.is_on_one_node = nodes is None
         self.on_gpu = kind_of(devices[0]) != "cpu"
         self.nccl = False  # whether NCCL connects the ranks
         self.plan = options.plan

@@ -1,10 +1,11 @@
 """Calls that repeat the last one with other rows."""
 
 import functools
+import sys
 
 import numpy as np
 import pytest
-from backend import T
+from backend import T, theano
 
 import synkhronos as synk
 
@@ -96,3 +97,71 @@ def test_parts_of_a_sequence_keep_their_rows(made):
             futures = [rows(x, y, batch=batch) for batch in moved]
         for future, batch in zip(futures, moved):
             np.testing.assert_array_equal(future.result()[0], POINTS[batch].sum(axis=1) + TARGETS[batch])
+
+
+class Address(theano.Op):
+    """The address of a matrix."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [T.lscalar()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = np.array(inputs[0].__array_interface__["data"][0])
+
+
+LAYOUTS = {
+    "C order": lambda x: x,
+    "Fortran order": np.asfortranarray,
+    "reversed": lambda x: x[::-1],
+    "other dtype": lambda x: x.astype("float32"),
+    "read-only": lambda x: np.frombuffer(x.tobytes()).reshape(x.shape),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("n_ranks", "master_rank"), [(2, 0), (3, 1), (3, 2)])
+def test_numpy_inputs_of_any_layout(synchronize, layout, n_ranks, master_rank):
+    synchronize(n_ranks, master_rank=master_rank)
+    x, shift = T.dmatrix("x"), T.drow("shift")
+    function = synk.function([x], [(x + shift, "gather"), (x.sum(), "sum")], [shift])
+    exact = synk.function([x], [x + shift, x.sum(), x], [shift], exact=True)
+    for i, n in enumerate((7, 7, 7, 3, 7)):
+        array = LAYOUTS[layout](np.random.RandomState(i).randn(n, 4))
+        before = array.copy()
+        row = np.full((1, 4), float(i))
+        for outputs in (function(array, row), exact(array, row)[:2]):
+            np.testing.assert_allclose(outputs[0], before + i)
+            np.testing.assert_allclose(outputs[1], before.sum(), rtol=1e-6)
+        copied = exact(array, row)[2]
+        copied[:] = 0  # results belong to the program
+        part = [2, 0, 1, 1]
+        np.testing.assert_allclose(exact(array, row, batch=part)[2], before[part])
+        np.testing.assert_allclose(exact(array, row, batch=slice(0, 3))[2], before[:3])
+        np.testing.assert_array_equal(array, before)
+
+
+def test_the_controller_reads_its_rows_of_numpy_inputs_in_place(synchronize):
+    synchronize(2)
+    x = T.dmatrix("x")
+    function = synk.function([x], [(Address()(x), None)])
+    array = np.ones((6, 4))
+    n_references = sys.getrefcount(array)
+    for _ in range(3):
+        assert function(array) == [array.ctypes.data]
+        assert sys.getrefcount(array) == n_references
+    assert function(array[:1]) != [array.ctypes.data]  # the other rank reads that row, too
+
+
+def test_a_sequence_uses_the_values_at_the_time_of_the_call(synchronize):
+    synchronize(2)
+    x = T.dmatrix("x")
+    function = synk.function([x], x.sum(), exact=True)
+    array = np.ones((6, 4))
+    with synk.sequence():
+        futures = []
+        for i in range(3):
+            array[:] = i
+            futures.append(function(array))
+    assert [future.result() for future in futures] == [0.0, 24.0, 48.0]
