@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from synkhronos import _graph
-from synkhronos._api.arguments import inputs_of
+from synkhronos._api.arguments import Input
 from synkhronos._api.call_plan import ControllerCall, Inputs, Planner, chosen, rows_on_ranks
 from synkhronos._api.checks import EXACT, Checks, Serial
 from synkhronos._api.combine import GraphCollectives, Results
@@ -66,7 +66,7 @@ class ExactFunction(Function):
         # in a call with num_slices, a new value is equal in all slices; unlike their average, the maximum is not
         # rounded
         alike = dict.fromkeys((var for var, _ in divided.updates), "max")
-        alone = _OnController(user, self.get_shared) if _can_be_on_controller(divided, session) else None
+        alone = _OnController(user, self._inputs, self.get_shared) if _can_be_on_controller(divided, session) else None
         if plan == "controller" and alone is None:
             raise ValueError(
                 'plan is "controller", but the controller alone does not have all data: the function computes on GPUs, '
@@ -213,13 +213,14 @@ class _OnController:
     ----------
     user : Graph
         The user's graph.
+    specs : list of Input
+        The inputs, with the axes of their rows.
     shared : callable
         Returns the function's shared variables.
     """
 
-    def __init__(self, user: Graph, shared: Callable[[], list[Any]]) -> None:
-        self._user, self._shared = user, shared
-        self._specs = inputs_of(user)
+    def __init__(self, user: Graph, specs: Sequence[Input], shared: Callable[[], list[Any]]) -> None:
+        self._user, self._specs, self._shared = user, specs, shared
         self._runners: dict[Any, tuple[Callable[[list[Any]], list[Any]], list[Any]]] = {}
 
     def compute(self, subset: tuple[int, ...] | None, session: Session, values: Sequence[Any], batch: Any) -> list[Any]:
@@ -228,9 +229,9 @@ class _OnController:
         if session.replica_check.every:
             session.replica_check.see_calls([self._shared()])
         arrays = chosen(values, batch, self._specs, self._user.n_scattered)
-        session.stale.computes(updated)
-        session.timeline.switch(FUNCTION)
         try:
+            session.stale.computes(updated)
+            session.timeline.switch(FUNCTION)
             outputs = session.replica.compute(run, arrays)
         finally:
             session.stale.add(updated)

@@ -390,9 +390,13 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
     buffers = iter([np.array(buffer) for buffer in bundle.buffers])
     path = _Unpickler(file, variables, buffers).load()
     sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]  # so that imports find new folders
+    seen: set[int] = set()
     for key, (cls, type_, name, is_random, value) in _Unpickler(file, variables, buffers).load().items():
         if is_random and stream:
             value = _backends.other_stream(value, stream)
+        elif id(value) in seen and isinstance(value, np.ndarray):
+            value = value.copy()  # variables of the program that share an array have their own on the controller, too
+        seen.add(id(value))
         variables.put(key, cls(name=name, type=type_, value=value, strict=None))
     for _ in range(_Unpickler(file, variables, buffers).load()):
         assign(*with_deep_stack(_Unpickler(file, variables, buffers).load))

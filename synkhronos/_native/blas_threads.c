@@ -13,7 +13,8 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
-enum { MAX_THREADS = 256, CACHE_LINE = 64, STACK_BYTES = 8 << 20, READS_PER_CLOCK = 64 };
+enum { MAX_THREADS = 1024, /* more than OpenBLAS can be built for */
+       CACHE_LINE = 64, STACK_BYTES = 8 << 20, READS_PER_CLOCK = 64 };
 enum { SPIN_NS = 1000000 }; /* how long a thread without a job spins before it sleeps */
 
 typedef void (*job_function)(int number, void *job, int buffer);
@@ -119,7 +120,21 @@ static int start_workers(int n)
     return n_workers;
 }
 
-/* Called by OpenBLAS. There are never more jobs than the threads that `serve_blas` has allowed. */
+/* Start a worker for each job but one. The jobs cannot run one after the other, so this waits until the system allows
+ * the threads, as it must for OpenBLAS's own. */
+static void start_all(int n)
+{
+    static const struct timespec PAUSE = {0, 10000000};
+    int has_told = 0;
+    while (start_workers(n) < n) {
+        if (!has_told)
+            fprintf(stderr, "synkhronos: BLAS needs %d threads, and the system refuses one; trying again\n", n);
+        has_told = 1;
+        nanosleep(&PAUSE, NULL);
+    }
+}
+
+/* Called by OpenBLAS, also with more jobs than before if the program has raised its number of threads. */
 static void run_jobs(int is_waiting, job_function run, int n_jobs, size_t job_bytes, void *jobs, int buffer)
 {
     pthread_mutex_lock(&one_product);
@@ -128,6 +143,7 @@ static void run_jobs(int is_waiting, job_function run, int n_jobs, size_t job_by
     product.job_bytes = job_bytes;
     product.buffer = buffer;
     atomic_store(&left, (uint32_t)(n_jobs - 1));
+    start_all(n_jobs - 1);
     for (int i = 0; i < n_jobs - 1; i++)
         next_turn(&workers[i]);
     run_job(0);
@@ -142,6 +158,8 @@ static void forget(void)
     for (int i = 0; i < n_setters; i++)
         setters[i](NULL);
     n_setters = n_workers = 0;
+    atomic_store(&is_ending, 0);
+    atomic_store(&waits_asleep, 0);
     pthread_mutex_init(&one_product, NULL);
 }
 
@@ -155,7 +173,10 @@ static PyObject *serve_blas(PyObject *Py_UNUSED(self), PyObject *args)
     if (!is_registered)
         is_registered = pthread_atfork(NULL, NULL, forget) == 0;
     int has_room = n_setters < (int)(sizeof setters / sizeof setters[0]) && n_threads - 1 <= MAX_THREADS;
-    if (!is_registered || !has_room || start_workers(n_threads - 1) < n_threads - 1)
+    pthread_mutex_lock(&one_product); /* a product of another thread starts workers, too */
+    int is_possible = is_registered && has_room && start_workers(n_threads - 1) >= n_threads - 1;
+    pthread_mutex_unlock(&one_product);
+    if (!is_possible)
         Py_RETURN_FALSE;
     callback_setter set = (callback_setter)(uintptr_t)address;
     setters[n_setters++] = set;

@@ -113,6 +113,7 @@ class ThreadLimits:
                 for library, found in zip(controller.lib_controllers, libraries):
                     self._note_switch(library, found["num_threads"], limits[library.prefix])
             self._undo.append(controller.limit(limits=limits).restore_original_limits)
+            self.is_wide = False
             self._limited |= loaded
 
     def _find(self) -> ThreadpoolController | None:
@@ -149,7 +150,7 @@ class ThreadLimits:
         self.is_wide = False
         for set_threads, _, own in self._switches:
             set_threads(own)
-        native.rest_blas(True)
+        native.rest_blas(self._n_threads == 1)  # if a rank has several threads, its products go on to use them
 
     def restore(self) -> None:
         """Undo `apply`."""

@@ -13,6 +13,7 @@ from synkhronos import _graph
 from synkhronos._backends import is_random_state
 from synkhronos._rank import Broadcast, Command, Digest, Get
 from synkhronos._session.diagnostics import warn
+from synkhronos._utils.interrupts import deferred_interrupts
 
 
 class StaleReplicas:
@@ -42,11 +43,10 @@ class StaleReplicas:
         Variables that the other ranks do not have yet are left out: they are sent with a function.
         """
         for var in variables:
-            sync = _graph.sync_of(var.container)
+            sync, key = _graph.sync_of(var.container), self._table.key(var)
             sync.sent = sync.storage[0]
-            key = self._table.key(var)
+            sync.stale = None if key is None else sync.storage[0]
             if key is not None:
-                sync.stale = sync.storage[0]
                 self.keys.add(key)
 
     def computes(self, variables: Sequence[Any]) -> None:
@@ -59,14 +59,23 @@ class StaleReplicas:
 
     def send(self, issue: Callable[[Command], Any]) -> None:
         """Give the other ranks the values, by ``issue(command)``."""
-        known = self._table.items()
-        variables = {key: known[key] for key in sorted(self.keys) if key in known}  # the program may have dropped some
+        variables = self._variables()
         if variables:
             values = [_graph.host_array(var, value=_graph.value_for_others(var)) for var in variables.values()]
             issue(Broadcast(tuple(variables), tuple([value.shape for value in values])))
-        for var in variables.values():
-            _graph.sync_of(var.container).stale = None
-        self.keys.clear()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the variables, because the other ranks have their values or have ended."""
+        with deferred_interrupts():
+            for var in self._variables().values():
+                _graph.sync_of(var.container).stale = None
+            self.keys.clear()
+
+    def _variables(self) -> dict[int, Any]:
+        """Return the variables that the program has not dropped, by key."""
+        known = self._table.items() if self.keys else {}
+        return {key: known[key] for key in sorted(self.keys) if key in known}
 
 
 class ReplicaCheck:

@@ -103,6 +103,7 @@ class Session:
             with deferred_interrupts():
                 self._group.stop(grace=0.0)
                 if hasattr(self, "replica"):
+                    self.replica.thread_limits.restore()
                     self.replica.heap.close()
             raise
 
@@ -297,6 +298,7 @@ class Session:
             has ended, because the call still reads results of the ranks.
         """
         self.replica.thread_limits.restore()
+        self.stale.clear()
         if self._group.is_lost:
             pass  # MPI may still write to the shared heaps
         elif within:

@@ -10,7 +10,8 @@ The rewrites are for exact functions only, which include them by their tag.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from theano import config
@@ -28,6 +29,7 @@ FOR_EXACT = "synkhronos_exact"
 _NAME = "synkhronos_one_pass"
 _POSITION = 74.2  # after all other rewrites, but before elementwise operations work in place
 _DTYPES = ("float32", "float64")
+_MOST_STEPS = 12  # of a group: gcc takes seconds for loops over many arrays
 _CHUNK = 1024  # elements: the chunks of ten arrays fit into the first-level cache
 
 _SUPPORT, _ = read_support_code("runs.h")
@@ -174,8 +176,8 @@ class OnePass(Op):
                 [f"{values[n_inputs + step].name}_i"],
                 sub,
             )
-            arrays = dict.fromkeys([*used, results[step]])
-            steps.append(f"{{{elements(list(arrays), 0, 'n', f'{{{task}}}')}}}")
+            arrays = list(dict.fromkeys([*used, results[step]]))
+            steps.append(_function_of(arrays, elements(arrays, 0, "n", f"{{{task}}}")))
         made = []
         for place, (out, variable) in enumerate(zip(outputs, node.outputs)):
             if place in over:
@@ -223,6 +225,15 @@ class OnePass(Op):
         return (_VERSION, *versions) if all(versions) else ()
 
 
+def _function_of(arrays: Sequence[Operand], loop: str) -> str:
+    """Return a call of a function of its own for a loop: gcc takes long for many loops in one function."""
+    if "goto" in loop:  # to Theano's handling of errors
+        return f"{{{loop}}}"
+    parameters = ", ".join(f"{one.type} *{one.name}_run" for one in arrays)
+    given = ", ".join(f"{one.name}_run" for one in arrays)
+    return f"[]({parameters}, npy_intp n) __attribute__((noinline)) {{{loop}}}({given}, n);"
+
+
 # -- rewrites
 
 
@@ -255,7 +266,7 @@ def _groups(fgraph: Any) -> list[set[Any]]:
         group = _with_ancestors(waiting.pop())
         arrays = {one for node in group for one in _full(node)}
         others = [one for one in found if any(group_of.get(array) is one for array in arrays)]
-        if others:
+        if others and sum(map(len, others)) + len(group) <= _MOST_STEPS:
             found = [one for one in found if not any(one is other for other in others)]
             waiting.append(group.union(*others))  # which may have further ancestors
         else:
@@ -303,13 +314,15 @@ class _Group(Optimizer):
             return
         order = {node: place for place, node in enumerate(fgraph.toposort())}
         for group in _groups(fgraph):
-            if len(group) == 1 or _leaves_and_returns(group):
+            if not 1 < len(group) <= _MOST_STEPS or _leaves_and_returns(group):
                 continue
             made = _made(sorted(group, key=order.__getitem__))
             if made is not None:
                 olds, news = made
                 copy_stack_trace(olds, news)
-                fgraph.replace_all_validate(list(zip(olds, news)), reason=_NAME)
+                # an operation that works in place already may have to run between two of the group
+                with contextlib.suppress(InconsistencyError):
+                    fgraph.replace_all_validate(list(zip(olds, news)), reason=_NAME)
 
 
 def _made(nodes: list[Any]) -> tuple[list[Any], list[Any]] | None:

@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -332,6 +333,43 @@ def test_invalid_plans_are_refused(two):
     synk.close()
     with pytest.raises(ValueError, match="plan is None; expected 'rows' or 'controller'"):
         synk.fork(2, plan=None)
+
+
+@pytest.mark.parametrize("rows", [2, slice(1, 3), [3, 0]], ids=["number", "slice", "list"])
+def test_batches_of_rows_along_another_axis(session, rows):
+    x = T.dmatrix("x")
+    given = np.arange(16.0).reshape(4, 4)
+    expected = given[:, :rows] if isinstance(rows, int) else given[:, rows]
+    for plan in PLANS:
+        function = synk.function([x], x.sum(axis=0), exact=True, plan=plan, shard={x: 1})
+        for value in (given, synk.data(given)):
+            close(function(value, batch=rows), expected.sum(axis=0))
+
+
+def test_variables_that_share_an_array_are_different_on_all_ranks(three):
+    array = np.ones((50, 60))
+    variables = [theano.shared(array, borrow=True) for _ in range(2)]
+    added = [(var, var + i) for i, var in enumerate(variables)]
+    for plan in PLANS:
+        synk.function([], [], updates=added, exact=True, plan=plan)()
+        assert not synk.check_replicas(variables)
+    values = synk.get_value(2, variables)
+    close([value[0, 0] for value in values], [1.0, 3.0])
+
+
+def test_a_session_that_ends_forgets_stale_values(no_session):
+    synk.fork(2, use_gpu=False)
+    var = theano.shared(np.zeros(4000), "var")
+    step = synk.function([], [], updates=[(var, var + 1)], exact=True, plan="controller")
+    synk.distribute()
+    step()
+    value = weakref.ref(var.get_value(borrow=True))
+    synk.close()
+    var.set_value(np.zeros(3))
+    assert value() is None
+    synk.fork(2, use_gpu=False)
+    step()
+    close(synk.get_value(1, var), np.ones(3))
 
 
 def test_no_gradient_is_computed_twice(two):

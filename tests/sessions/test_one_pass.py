@@ -1,5 +1,6 @@
 """Updates in one pass: exact functions have the values of Theano's separate passes."""
 
+import logging
 import pickle
 
 import numpy as np
@@ -177,6 +178,35 @@ def test_one_update_and_unoptimized_modes_are_left_to_theano(two):
     assert not passes(theano.function([], [], updates=both))
     with theano.configparser.change_flags(**{"synkhronos.one_pass": False}):
         assert not passes(compiled(synk.function([], [], updates=both, exact=True)))
+
+
+def test_groups_around_an_operation_that_works_in_place(two, caplog):
+    x, y = T.dmatrix("x"), T.dmatrix("y")
+    a, b, c = (theano.shared(np.random.RandomState(i).randn(4, 4)) for i in range(3))
+    # the new value of `a` is a product added to the old one, in its memory; so `b` must read the old one before
+    new = a - 0.1 * T.dot(x, y)
+    updates = [(a, new), (b, 0.9 * b + a), (c, c + (0.9 * b + a) * new)]
+    given = np.random.RandomState(3).randn(2, 4, 4)
+    expected = theano.function([x, y], [value for _, value in updates])(*given)
+    for plan in ("rows", "controller"):
+        old = [var.get_value() for var in (a, b, c)]
+        synk.function([], [], [x, y], updates=updates, exact=True, plan=plan)(*given)
+        for var, value, before in zip((a, b, c), expected, old):
+            np.testing.assert_allclose(var.get_value(), value, rtol=1e-10)
+            var.set_value(before)
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+def test_groups_have_few_operations(two):
+    gradient = theano.shared(np.ones((2, 3)))
+    variables = [theano.shared(np.zeros((2, 3))) for _ in range(30)]
+    updates = [(var, 0.5 * var + i * gradient) for i, var in enumerate(variables)]
+    function = synk.function([], [], updates=updates, exact=True)
+    assert {len(op.steps) <= 12 for op in passes(compiled(function))} == {True}
+    function()
+    function()
+    for i, var in enumerate(variables):
+        np.testing.assert_allclose(var.get_value(), np.full((2, 3), 1.5 * i))
 
 
 def test_lengths_that_differ_are_an_error_and_change_nothing(two):
