@@ -117,9 +117,11 @@ w = theano.shared(np.ones(10), "w")
 h = synk.function([], w.sum(), mode="FAST_COMPILE")
 h()
 w.set_value(np.ones(600_000))
-refused(lambda: synk.broadcast(w))
+refused(lambda: synk.broadcast(w, np.ones(600_000)))
 assert synk.get_lengths(w) == [600_000, 10]
-w.set_value(np.ones(10))
+synk.broadcast(w)  # from the controller's own memory
+assert synk.get_lengths(w) == [600_000, 600_000]
+synk.broadcast(w, np.ones(10))
 synk.all_gather(w)
 assert synk.gather(w).shape == (2, 20)
 synk.close()

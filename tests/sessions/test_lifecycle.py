@@ -246,7 +246,7 @@ def test_messages_of_level_debug(two, caplog):
         r"all-reduce of large, w \(16777240 bytes\): large arrays in place",
         r"reduce of w \(24 bytes\): through staging buffers",
         r"get of w \(24 bytes\): through shared memory",
-        r"set of w \(24 bytes\): through shared memory",
+        r"broadcast of w \(24 bytes\): through staging buffers",
         r"all-gather of w \(48 bytes\): through staging buffers",
     ]
     assert len(lines) == len(expected), "\n".join(lines)

@@ -12,7 +12,7 @@ from backend import lasagne, theano_only
 import synkhronos as synk
 from synkhronos.extensions.train import make_train_function
 
-pytestmark = [theano_only("updates in one pass"), pytest.mark.usefixtures("optimized")]
+pytestmark = theano_only("updates in one pass")
 
 SHAPES = (60, 70), (70,), (70, 3), (3,)
 RULES = {
@@ -100,6 +100,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(3, 700), (1, 1), (0, 4), (1025, 1), (2, 1024)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
