@@ -125,11 +125,11 @@ static int start_workers(int n)
 static void start_all(int n)
 {
     static const struct timespec PAUSE = {0, 10000000};
-    int has_told = 0;
+    int has_reported = 0;
     while (start_workers(n) < n) {
-        if (!has_told)
+        if (!has_reported)
             fprintf(stderr, "synkhronos: BLAS needs %d threads, and the system refuses one; trying again\n", n);
-        has_told = 1;
+        has_reported = 1;
         nanosleep(&PAUSE, NULL);
     }
 }
