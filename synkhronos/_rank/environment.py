@@ -89,6 +89,7 @@ class ThreadLimits:
         self._n_threads = max(1, count_cores() // n_ranks)
         self._limited: set[str] = set()
         self._switches: list[tuple[Callable[[int], Any], int, int]] = []  # set threads; threads of all, and of one rank
+        self._unserved: list[tuple[int, int]] = []  # arguments of `native.serve_blas`
         self._undo: list[Callable[[], Any]] = []
         self._backend_limited = False
 
@@ -134,13 +135,15 @@ class ThreadLimits:
         self._switches.append((library.set_num_threads, all_threads, own))
         setter = _callback_setter_of(library)
         if setter is not None:
-            native.serve_blas(setter, all_threads)
+            self._unserved.append((setter, all_threads))
 
     def widen(self) -> None:
         """Let the libraries use as many threads as before `apply`, until `narrow`."""
         if self.is_wide:
             return
         self.is_wide = True
+        while self._unserved:  # not earlier: a session that never comes here needs no threads
+            native.serve_blas(*self._unserved.pop())
         native.rest_blas(False)
         for set_threads, all_threads, _ in self._switches:
             set_threads(all_threads)
@@ -154,9 +157,10 @@ class ThreadLimits:
 
     def restore(self) -> None:
         """Undo `apply`."""
-        if self._switches:
+        if len(self._unserved) < len(self._switches):
             native.end_blas()
         self._switches.clear()
+        self._unserved.clear()
         self.is_wide = False
         while self._undo:
             self._undo.pop()()
