@@ -217,5 +217,8 @@ def _n_bytes(item: Staged) -> int:
 
 
 def can_be_read(array: Any, dtype: np.dtype) -> bool:
-    """Return whether a function can read the program's array itself."""
-    return type(array) is np.ndarray and array.dtype == dtype and bool(array.flags.aligned)
+    """Return whether a function can read the program's array itself, as it reads staged ones.
+
+    For another layout, and for read-only arrays, numba would compile the function again.
+    """
+    return type(array) is np.ndarray and array.dtype == dtype and bool(array.flags.carray)
