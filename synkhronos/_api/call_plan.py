@@ -245,6 +245,10 @@ def _index(rows: Selection, axis: int) -> tuple[Any, ...]:
     return (*[slice(None)] * axis, slice(*rows.bounds) if isinstance(rows, Rows) else rows)
 
 
+#: Bytes of a NumPy input from which on the controller's rows are not copied; for less, a copy of all takes less time.
+_LEAST_IN_PLACE = 64 * 1024
+
+
 class ControllerCall(NamedTuple):
     """Plan of a call that the controller computes alone, in place of a `Call`."""
 
@@ -322,7 +326,9 @@ def _to_stage(value: Any, rows: Selection | None, axis: int, own: Rows | None) -
     if isinstance(rows, np.ndarray) and not axis:
         return value, rows
     array = value if rows is None else value[_index(rows, axis)]
-    return (array, own) if own is not None and not axis and can_be_read(array, array.dtype) else array
+    if own is None or axis or array.nbytes < _LEAST_IN_PLACE or not can_be_read(array, array.dtype):
+        return array
+    return array, own
 
 
 def sliceable_rows(session: Session, graph: Graph, batch_s: Any, num_slices: int) -> list[Selection] | None:

@@ -313,23 +313,26 @@ class Function:
                     self._plans.put(signature.key, self._n_changes, (call, refs))
             single = self._single and bool(self.output_modes) and subset is None
 
-            def finish(outputs: list[Any]) -> Any:
+            if isinstance(call, ControllerCall):
+                outputs = call.compute(session, values, parsed)
                 self.counts = call.counts
                 if expected is not None:
                     self._serial.compare(outputs, expected, wanted)
                 return outputs[0] if single else outputs
 
-            if isinstance(call, ControllerCall):
-                return finish(call.compute(session, values, parsed))
+            command = call
 
-            def combine(results: Sequence[Any]) -> Any:
-                return finish(self._combined(session, results, call, wanted))
+            def finish(results: Sequence[Any]) -> Any:
+                outputs = self._combined(session, results, command, wanted)
+                if expected is not None:
+                    self._serial.compare(outputs, expected, wanted)
+                return outputs[0] if single else outputs
 
             if place:
                 self._results.check_not_borrowed()
                 session.sequencer.keep([value.memory for value in values if isinstance(value, Data)])
                 self.counts = call.counts
-            return session.submit(call, combine, shared=self.get_shared, check=self._check_values)
+            return session.submit(command, finish, shared=self.get_shared, check=self._check_values)
 
     def _check_values(self, session: Session) -> None:
         """Check a recorded call before its sequence is sent.
@@ -338,7 +341,9 @@ class Function:
         """
 
     def _combined(self, session: Session, results: Sequence[Any], call: Call, wanted: Sequence[int]) -> list[Any]:
+        """Return the combined outputs, and record the counts of the call."""
         session.timeline.switch(COLLECTIVES)
+        self.counts = call.counts
         weights = (1,) * session.n_ranks if call.all_compute else call.counts
         return self._results.combine(
             results, call, wanted, weights, collectives=self._collectives, private=session.private

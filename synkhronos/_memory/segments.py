@@ -251,8 +251,10 @@ class SegmentTable:
 
     def view(self, ref: ArrayRef) -> np.ndarray:
         """Return the array that ``ref`` refers to, as a view."""
-        own = self.own.get(ref) if self.own else None
-        return self.shared(ref) if own is None else own
+        if self.own and ref in self.own:
+            return self.own[ref]
+        key, offset, shape, dtype = ref
+        return np.ndarray(shape, dtype, self._content(key), offset)
 
     def shared(self, ref: ArrayRef) -> np.ndarray:
         """Return the memory that ``ref`` refers to, which all ranks share."""

@@ -142,7 +142,7 @@ class Caller:
         self._functions = functions
         self._ready: KeyedCache[Callable[[], list[Any] | None]] = KeyedCache()  # by function
         self._runners: dict[tuple[int, tuple[int, ...] | None], Callable[[list[Any]], list[Any]]] = {}
-        self._segments = segments
+        self._segments, self._own = segments, segments.own
         self._row_views = row_views
         self._exchange = exchange
         self._variables = exchange.variables
@@ -159,12 +159,12 @@ class Caller:
         execute = self._ready.get(command.function, command)
         if execute is None:
             execute = self._ready.put(command.function, command, self._prepare(command))
-        if not self._segments.own:
+        if not self._own:
             return execute()
         try:
             return execute()
         finally:
-            self._segments.own.clear()
+            self._own.clear()
 
     def forget(self, function: int) -> None:
         """Forget a dropped function, and all prepared calls, since other functions may call this one."""

@@ -128,12 +128,12 @@ def test_numpy_inputs_of_any_layout(synchronize, layout, n_ranks, master_rank):
     function = synk.function([x], [(x + shift, "gather"), (x.sum(), "sum")], [shift])
     exact = synk.function([x], [x + shift, x.sum(), x], [shift], exact=True)
     for i, n in enumerate((7, 7, 7, 3, 7)):
-        array = LAYOUTS[layout](np.random.RandomState(i).randn(n, 4))
+        array = LAYOUTS[layout](np.random.RandomState(i).randn(n, 4000))
         before = array.copy()
-        row = np.full((1, 4), float(i))
+        row = np.full((1, 4000), float(i))
         for outputs in (function(array, row), exact(array, row)[:2]):
             np.testing.assert_allclose(outputs[0], before + i)
-            np.testing.assert_allclose(outputs[1], before.sum(), rtol=1e-6)
+            np.testing.assert_allclose(outputs[1], before.astype("float64").sum(), rtol=1e-9)
         copied = exact(array, row)[2]
         copied[:] = 0  # results belong to the program
         part = [2, 0, 1, 1]
@@ -146,7 +146,7 @@ def test_the_controller_reads_its_rows_of_numpy_inputs_in_place(synchronize):
     synchronize(2)
     x = T.dmatrix("x")
     function = synk.function([x], [(Address()(x), None)])
-    array = np.ones((6, 4))
+    array = np.ones((6, 4000))
     n_references = sys.getrefcount(array)
     for _ in range(3):
         assert function(array) == [array.ctypes.data]
