@@ -145,7 +145,7 @@ def function(
             raise TypeError(
                 f"output {position} is {var!r}; expected a {_backends.TITLE} tensor variable, or the op None"
             )
-    options = {**kwargs, "mode": _backends.exact_mode(kwargs.get("mode"))} if exact else dict(kwargs)
+    for_backend = {**kwargs, "mode": _backends.exact_mode(kwargs.get("mode"))} if exact else dict(kwargs)
     graph = _graph.Graph(
         inputs,
         variables,
@@ -153,7 +153,7 @@ def function(
         updates=pairs,
         givens=givens,
         sliceable_shareds=sliceable_shareds or (),
-        kwargs=options,
+        kwargs=for_backend,
     )
     if graph.packed_names:
         _logger.info(
@@ -167,7 +167,7 @@ def function(
             raise ValueError(f'random is {random!r}; expected "serial" or "own"')
         if plan not in (None, *PLANS):
             raise ValueError(f"plan is {plan!r}; expected {', '.join(map(repr, PLANS))} or None")
-        divided = ShardedGraph(graph, options, shard=shard, random=random, blocked=blocked)
+        divided = ShardedGraph(graph, for_backend, shard=shard, random=random, blocked=blocked)
         if divided.undivided:
             warn(
                 f"{title or 'a function'}: nothing in it is sharded, so every rank computes all of it; if "

@@ -293,7 +293,8 @@ class _ExactPlanner(Planner):
         if self._graph.sliceable_shareds:
             inputs = self._follow_rows(session, inputs, rows)
         call, refs = super().plan(session, distributed, inputs, rows, num_slices, subset)
-        if isinstance(call, ControllerCall) or not self._graph.takes_rows:
+        assert isinstance(call, Call)
+        if not self._graph.takes_rows:
             return call, refs
         call = call._replace(exact=True)
         if all(call.counts):

@@ -297,13 +297,14 @@ class Function:
                     plan = self._plans.get(signature.key, self._n_changes)
                     if plan is not None and (not signature.contents or session.restage(plan[1], signature.contents)):
                         call = plan[0]
-            parsed = batch if signature is None or signature.batch is None else signature.batch
+            if signature is not None and signature.batch is not None:
+                batch = signature.batch
             if call is None:
-                inputs = check_inputs(session, self._graph, self._inputs, values, parsed)
-                values, parsed = inputs.values, inputs.batch
+                inputs = check_inputs(session, self._graph, self._inputs, values, batch)
+                values, batch = inputs.values, inputs.batch
                 rows = sliceable_rows(session, self._graph, batch_s, num_slices)
                 if is_checked:
-                    arrays = chosen(values, parsed, self._inputs, self._graph.n_scattered)
+                    arrays = chosen(values, batch, self._inputs, self._graph.n_scattered)
                     expected = self._serial.expected(session, arrays, rows, wanted)
                 distributed = functools.partial(self._distributed, session)
                 call, refs = self._planner.plan(session, distributed, inputs, rows, num_slices, subset)
@@ -314,7 +315,7 @@ class Function:
             single = self._single and bool(self.output_modes) and subset is None
 
             if isinstance(call, ControllerCall):
-                outputs = call.compute(session, values, parsed)
+                outputs = call.compute(session, values, batch)
                 self.counts = call.counts
                 if expected is not None:
                     self._serial.compare(outputs, expected, wanted)

@@ -1,11 +1,32 @@
-"""Description of a Scan, and placeholders for operations and functions that a backend does not have."""
+"""What both backends share: a rule for products, the description of a Scan, and placeholders for what one lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Absent", "Loop", "read_loop", "skip"]
+__all__ = ["FOR_EXACT", "Absent", "Loop", "only_scaled", "read_loop", "skip"]
+
+#: Tag of rewrites for exact functions; `synkhronos._theano_compat.one_pass` has it, too.
+FOR_EXACT = "synkhronos_exact"
+
+
+def only_scaled(node: Any, product: Any, users_of: Callable[[Any], Sequence[Any]]) -> bool:
+    """Return whether an Apply node multiplies matrix products that nothing else uses.
+
+    The backends' own rewrite multiplies any product within BLAS. The product is then computed again for each other use.
+    With Adam and RMSprop, the gradient of a weight has two.
+
+    Parameters
+    ----------
+    node : Apply
+    product : Op
+        The operation of a matrix product.
+    users_of : callable
+        Returns the users of a variable.
+    """
+    found = [one for one in node.inputs if one.owner is not None and one.owner.op == product]
+    return bool(found) and all(len(users_of(one)) == 1 for one in found)
 
 
 class Loop(NamedTuple):

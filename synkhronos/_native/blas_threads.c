@@ -8,14 +8,12 @@
 #include "module.h"
 #include "posix.h"
 
-#include <linux/futex.h>
 #include <stdatomic.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 
 enum { MAX_THREADS = 1024, /* more than OpenBLAS can be built for */
        CACHE_LINE = 64, STACK_BYTES = 8 << 20, READS_PER_CLOCK = 64 };
-enum { SPIN_NS = 1000000 }; /* how long a thread without a job spins before it sleeps */
+enum { SPIN_NS = 1000000, SLEEP_NS = 900000000 }; /* how long a thread without a job spins, and sleeps at a time */
 
 typedef void (*job_function)(int number, void *job, int buffer);
 typedef void (*callback)(int is_waiting, job_function run, int n_jobs, size_t job_bytes, void *jobs, int buffer);
@@ -45,16 +43,6 @@ static struct {
 static _Alignas(CACHE_LINE) _Atomic uint32_t left;
 static _Atomic int waits_asleep;
 
-static void sleep_while(_Atomic uint32_t *word, uint32_t value)
-{
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
-}
-
-static void wake_at(_Atomic uint32_t *word)
-{
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
-}
-
 /* Wait until a word no longer has this value: spin, and then sleep. */
 static void wait_for_change(_Atomic uint32_t *word, uint32_t value, _Atomic int *is_asleep)
 {
@@ -68,7 +56,7 @@ static void wait_for_change(_Atomic uint32_t *word, uint32_t value, _Atomic int 
     } while (!atomic_load_explicit(&is_resting, memory_order_relaxed) && now() < deadline);
     atomic_store(is_asleep, 1);
     while (atomic_load(word) == value)
-        sleep_while(word, value);
+        futex(word, FUTEX_WAIT_PRIVATE, value, SLEEP_NS);
     atomic_store(is_asleep, 0);
 }
 
@@ -88,7 +76,7 @@ static void *work(void *argument)
             return NULL;
         run_job(number);
         if (atomic_fetch_sub(&left, 1) == 1 && atomic_load(&waits_asleep))
-            wake_at(&left);
+            futex(&left, FUTEX_WAKE_PRIVATE, 1, 0);
     }
 }
 
@@ -96,7 +84,7 @@ static void next_turn(struct worker *one)
 {
     atomic_fetch_add(&one->turn, 1);
     if (atomic_load(&one->is_asleep))
-        wake_at(&one->turn);
+        futex(&one->turn, FUTEX_WAKE_PRIVATE, 1, 0);
 }
 
 /* Start workers until there are `n`; return how many there are. */

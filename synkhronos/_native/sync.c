@@ -3,9 +3,7 @@
 #include "sync.h"
 #include "posix.h"
 
-#include <linux/futex.h>
 #include <sched.h>
-#include <sys/syscall.h>
 
 enum {
     READS_PER_CLOCK = 16, /* reads of the counters between two reads of the clock */
@@ -13,14 +11,6 @@ enum {
     IDLE_FACTOR = 5,      /* a worker spins this many times longer for a message: its core has nothing else to do */
     STEPS_BITS = 24       /* low bits of an `ARRIVED` counter; the high bits hold the number of the message */
 };
-
-/* Futex system call on memory shared by processes. If a sandbox refuses futexes, no rank sleeps: waiting takes CPU
- * time but is correct. There is no better fallback, because glibc itself aborts if a futex of its locks is refused. */
-static long futex(_Atomic uint32_t *word, int operation, uint32_t value, long nanoseconds)
-{
-    struct { long seconds, nanoseconds; } limit = {0, nanoseconds};
-    return syscall(SYS_futex, word, operation, value, &limit, NULL, 0);
-}
 
 size_t sync_bytes(int n_ranks)
 {

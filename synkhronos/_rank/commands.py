@@ -129,7 +129,7 @@ class Call(NamedTuple):
     starts: ArrayRef | None = None  # int64 offsets that are added to the scattered inputs' ranges
 
 
-@_command(SYNCHRONIZES)
+@_command(SYNCHRONIZES, IGNORES_VALUES)
 @dataclass(frozen=True)
 class Broadcast:
     """Set variables on all other ranks to the controller's values, which have these `shapes`."""

@@ -74,8 +74,6 @@ class ThreadLimits:
         Number of processes that share the node's cores.
     quiet : bool
         Do not warn, because another process does.
-    widens : bool
-        Whether `widen` will be called.
 
     Attributes
     ----------
@@ -83,8 +81,8 @@ class ThreadLimits:
         Whether the libraries use the cores of all ranks for now.
     """
 
-    def __init__(self, n_ranks: int, quiet: bool, widens: bool) -> None:
-        self._quiet, self._widens = quiet, widens
+    def __init__(self, n_ranks: int, quiet: bool) -> None:
+        self._quiet = quiet
         self.is_wide = False
         self._n_threads = max(1, count_cores() // n_ranks)
         self._limited: set[str] = set()
@@ -110,9 +108,8 @@ class ThreadLimits:
             for library in libraries:
                 most = min(library["num_threads"], self._n_threads)
                 limits[library["prefix"]] = min(most, limits.get(library["prefix"], most))
-            if self._widens:
-                for library, found in zip(controller.lib_controllers, libraries):
-                    self._note_switch(library, found["num_threads"], limits[library.prefix])
+            for library, found in zip(controller.lib_controllers, libraries):
+                self._note_switch(library, found["num_threads"], limits[library.prefix])
             self._undo.append(controller.limit(limits=limits).restore_original_limits)
             self.is_wide = False
             self._limited |= loaded
@@ -157,8 +154,7 @@ class ThreadLimits:
 
     def restore(self) -> None:
         """Undo `apply`."""
-        if len(self._unserved) < len(self._switches):
-            native.end_blas()
+        native.end_blas()
         self._switches.clear()
         self._unserved.clear()
         self.is_wide = False

@@ -71,7 +71,7 @@ class Replica:
         self.variables = variables
         self.heap = heap
         self.functions: dict[int, Any] = {}
-        self.thread_limits = ThreadLimits(group.n_ranks, quiet=not self.is_controller, widens=self.is_controller)
+        self.thread_limits = ThreadLimits(group.n_ranks, quiet=not self.is_controller)
         self.context: Any = None  # of the rank's GPU, once it is bound
         self._group = group
         self._timeline = group.timeline

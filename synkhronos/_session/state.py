@@ -78,7 +78,6 @@ class Session:
             self._shape_cache = ShapeCache(self.sequencer, self.replica, master_rank)
             self.shapes = self._shape_cache.of
             self.stale = StaleReplicas(self.replica.variables)
-            self._stale_keys = self.stale.keys
             self.replica_check = ReplicaCheck(self.replica.variables, self.run, master_rank, options.check_replicas)
             self._functions = FunctionRegistry(self.replica, self._ledger, self._load, definitions)
             restore = self._restore if options.restart_workers else None
@@ -131,7 +130,7 @@ class Session:
         """
         with self.lock:
             self._functions.forget_ended()
-            if self._stale_keys and type(command) not in IGNORES_VALUES:
+            if self.stale.keys and type(command) not in IGNORES_VALUES:
                 self.update_replicas()
             if self._shape_cache.is_used:
                 self._shape_cache.see(command)
@@ -141,12 +140,7 @@ class Session:
         """Give the other ranks the values of stale variables now, instead of before the next command."""
         with self.lock:
             self.check_usable()
-            self.stale.send(self._see_and_send)
-
-    def _see_and_send(self, command: Command) -> list[Any]:
-        if self._shape_cache.is_used:
-            self._shape_cache.see(command)
-        return self._send(command)
+            self.stale.send(self.issue)
 
     # -- shared variables
 

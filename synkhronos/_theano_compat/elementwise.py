@@ -102,6 +102,48 @@ def given(code: Callable[..., str], *arguments: Any) -> str:
         return ""
 
 
+_WHOLE = """
+synkhronos::SideBySide {array}_whole({array}, {first});
+if (!{array}_whole.array) {{
+    {fail}
+}}
+"""
+
+
+def read_inputs(arrays: dict[str, Any], first: int, sub: dict[str, str]) -> tuple[list[Operand], str, str]:
+    """Prepare the inputs of an Op for loops over runs.
+
+    Parameters
+    ----------
+    arrays : dict
+        The Theano variable of each array, by its name in C++.
+    first : int
+        The axis at which runs begin.
+    sub : dict
+        The argument of ``c_code``.
+
+    Returns
+    -------
+    operands : list of Operand
+    checks : str
+        C++ code that declares the lengths (``NAME_nAXIS``), and checks them as Theano does.
+    whole : str
+        C++ code that copies the arrays whose runs are not contiguous.
+    """
+    from theano.tensor import elemwise_cgen
+
+    types = [one.type.dtype_specs()[1] for one in arrays.values()]
+    orders = [["x" if fixed else axis for axis, fixed in enumerate(one.broadcastable)] for one in arrays.values()]
+    names = {**sub, **{f"lv{i}": array for i, array in enumerate(arrays)}}
+    operands = [
+        Operand(array, f"{array}_whole.array", type_, one.broadcastable)
+        for (array, one), type_ in zip(arrays.items(), types)
+    ]
+    checks = (make(orders, types, names) for make in (elemwise_cgen.make_declare, elemwise_cgen.make_checks))
+    whole = (_WHOLE.format(array=array, first=first, fail=sub["fail"]) for array in arrays)
+    return operands, "\n".join(checks), "\n".join(whole)
+
+
 # -- hyperbolic tangent
 
 _TANH_SUPPORT, _TANH_VERSION = read_support_code("tanh.h")

@@ -16,9 +16,9 @@ from theano.gof import Apply, Op, Optimizer
 from theano.gof.opt import copy_stack_trace
 from theano.gof.toolbox import ReplaceValidate
 from theano.gof.utils import MethodNotDefined
-from theano.tensor import elemwise, elemwise_cgen
+from theano.tensor import elemwise
 
-from .elementwise import Operand, elements, first_axis, given, length, loops
+from .elementwise import Operand, elements, first_axis, given, length, loops, read_inputs
 from .flags import is_on, read_support_code
 from .summation import kept_axes
 
@@ -30,7 +30,6 @@ _BEHIND_FUSION = 49.1  # position in optdb: just after Theano's fusion, and befo
 _REAL = ("bool", "float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)))
 
 _CODE = """
-{declarations}
 {checks}
 {{
     npy_intp sizes[] = {{{sizes}}};
@@ -42,12 +41,6 @@ _CODE = """
     }}
     {loops}
     sums.put((npy_{out_type} *)PyArray_DATA({out}));
-}}
-"""
-_WHOLE = """
-synkhronos::SideBySide {array}_whole({array}, {first});
-if (!{array}_whole.array) {{
-    {fail}
 }}
 """
 _BLOCK = """
@@ -112,33 +105,26 @@ class SumOfElementwise(Op):
         self.elementwise.prepare_node(elementwise, None, None, "c")
         (out,), (between,) = outputs, elementwise.outputs
         arrays = dict(zip(inputs, node.inputs))
-        types = [one.type.dtype_specs()[1] for one in (*arrays.values(), between)]
         first = first_axis([one.broadcastable for one in arrays.values()])
-        operands = [
-            Operand(array, f"{array}_whole.array", type_, one.broadcastable)
-            for (array, one), type_ in zip(arrays.items(), types)
-        ]
-        results = Operand(out, "", types[-1], between.broadcastable)
+        operands, checks, whole = read_inputs(arrays, first, sub)
+        results = Operand(out, "", between.type.dtype_specs()[1], between.broadcastable)
         task = self.elementwise.scalar_op.c_code(
             elementwise.tag.fake_node, f"{name}_scalar_", [f"{one}_i" for one in inputs], [f"{out}_i"], sub
         )
         block = _BLOCK.format(
-            type=types[-1],
+            type=results.type,
             out=out,
             elements=elements([*operands, results], first, "n", f"{{{task}}}"),
             steps=" ".join(f"{one.name}_run += n;" for one in operands if not all(one.broadcastable[first:])),
         )
-        orders = [["x" if fixed else axis for axis, fixed in enumerate(one.broadcastable)] for one in arrays.values()]
-        names = {**sub, **{f"lv{i}": array for i, array in enumerate(arrays)}}
         kept = kept_axes(self.sum, sum_)
         assert kept is not None
         return _CODE.format(
-            declarations=elemwise_cgen.make_declare(orders, types[:-1], names),
-            checks=elemwise_cgen.make_checks(orders, types[:-1], names),
+            checks=checks,
             sizes=", ".join(_length(arrays, axis) for axis in range(between.ndim)),
             run=length("sizes", range(first, between.ndim)),
-            whole="\n".join(_WHOLE.format(array=array, first=first, fail=sub["fail"]) for array in arrays),
-            type=types[-1],
+            whole=whole,
+            type=results.type,
             sum=self.sum.acc_dtype,
             ndim=between.ndim,
             start=kept.start,
@@ -182,12 +168,16 @@ def _length(arrays: dict[str, Any], axis: int) -> str:
 # -- the rewrite
 
 
-class _FuseSums(Optimizer):
-    """Rewrite that fuses a sum with an elementwise operation whose result only this sum uses."""
+class Rewrite(Optimizer):
+    """Rewrite that replaces variables of a graph if the result is valid."""
 
     def add_requirements(self, fgraph: Any) -> None:
         """Attach the feature that replaces variables."""
         fgraph.attach_feature(ReplaceValidate())
+
+
+class _FuseSums(Rewrite):
+    """Rewrite that fuses a sum with an elementwise operation whose result only this sum uses."""
 
     def apply(self, fgraph: Any) -> None:
         """Replace all suitable sums."""
@@ -226,10 +216,19 @@ def _fused(node: Any) -> Any:
     return result
 
 
+def publish(op: type) -> bool:
+    """Store the class of an Op in Theano's module, unless another copy of this package has; return whether it is new.
+
+    So all copies of this package share the class, and pickles find it by its name.
+    """
+    is_new = not hasattr(elemwise, op.__name__)
+    if is_new:
+        op.__module__ = elemwise.__name__
+        setattr(elemwise, op.__name__, op)
+    return is_new
+
+
 def register() -> None:
     """Register the rewrite with Theano. Calling this again does nothing."""
-    if not hasattr(elemwise, "SumOfElementwise"):
-        # store the class in Theano's module: all copies of this package share it, and pickles find it by its name
-        SumOfElementwise.__module__ = elemwise.__name__
-        elemwise.SumOfElementwise = SumOfElementwise
+    if publish(SumOfElementwise):
         optdb.register(_NAME, _FuseSums(), _BEHIND_FUSION, "fast_run", "fusion")

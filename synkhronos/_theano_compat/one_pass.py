@@ -16,14 +16,14 @@ from typing import Any
 
 from theano import config
 from theano.compile import optdb
-from theano.gof import Apply, InconsistencyError, Op, Optimizer
+from theano.gof import Apply, InconsistencyError, Op
 from theano.gof.opt import copy_stack_trace
-from theano.gof.toolbox import ReplaceValidate
 from theano.gof.utils import MethodNotDefined
-from theano.tensor import elemwise, elemwise_cgen
+from theano.tensor import elemwise
 
-from .elementwise import Operand, elements, given
+from .elementwise import Operand, elements, given, read_inputs
 from .flags import is_on, read_support_code
+from .fused_sum import Rewrite, publish
 
 FOR_EXACT = "synkhronos_exact"
 _NAME = "synkhronos_one_pass"
@@ -36,7 +36,6 @@ _SUPPORT, _ = read_support_code("runs.h")
 _, _VERSION = read_support_code("runs.h", "elementwise.py", "one_pass.py")
 
 _CODE = """
-{declarations}
 {checks}
 {{
     npy_intp dims[] = {{{dims}}};
@@ -51,12 +50,6 @@ _CODE = """
         {steps}
         {copies}
     }}
-}}
-"""
-_WHOLE = """
-synkhronos::SideBySide {array}_whole({array}, 0);
-if (!{array}_whole.array) {{
-    {fail}
 }}
 """
 _NEW = """
@@ -136,18 +129,12 @@ class OnePass(Op):
         """Return the loop over chunks, after Theano's own checks of the lengths."""
         nodes = self._nodes(node.inputs)
         pattern, n_inputs = node.outputs[0].broadcastable, len(inputs)
-        types = [one.type.dtype_specs()[1] for one in node.inputs]
-        orders = [["x" if fixed else axis for axis, fixed in enumerate(one.broadcastable)] for one in node.inputs]
-        names = {**sub, **{f"lv{i}": array for i, array in enumerate(inputs)}}
-        full = [i for i, one in enumerate(node.inputs) if one.broadcastable == pattern]
-        operands = [
-            Operand(array, f"{array}_whole.array", type_, one.broadcastable)
-            for array, type_, one in zip(inputs, types, node.inputs)
-        ]
+        operands, checks, whole = read_inputs(dict(zip(inputs, node.inputs)), 0, sub)
+        full = next(one.name for one in operands if one.broadcastable == pattern)
         over, last_use = dict(self.over), self._last_uses()
         pointers, buffers, copies, results = [], [], [], []
-        for i, operand in enumerate(operands):
-            moves = " + done" if i in full else ""
+        for operand in operands:
+            moves = " + done" if operand.broadcastable == pattern else ""
             pointers.append(
                 f"{operand.type} *{operand.name}_run = ({operand.type} *)PyArray_DATA({operand.array}){moves};"
             )
@@ -185,11 +172,10 @@ class OnePass(Op):
             else:
                 made.append(_NEW.format(out=out, ndim=variable.ndim, TYPE=variable.dtype.upper(), fail=sub["fail"]))
         return _CODE.format(
-            declarations=elemwise_cgen.make_declare(orders, types, names),
-            checks=elemwise_cgen.make_checks(orders, types, names),
-            dims=", ".join("1" if fixed else f"{inputs[full[0]]}_n{axis}" for axis, fixed in enumerate(pattern)),
+            checks=checks,
+            dims=", ".join("1" if fixed else f"{full}_n{axis}" for axis, fixed in enumerate(pattern)),
             ndim=len(pattern),
-            whole="\n".join(_WHOLE.format(array=array, fail=sub["fail"]) for array in inputs),
+            whole=whole,
             outputs="\n".join([*buffers, *made]),
             chunk=_CHUNK,
             pointers="\n".join(pointers),
@@ -301,12 +287,8 @@ def _leaves_and_returns(nodes: set[Any]) -> bool:
     return False
 
 
-class _Group(Optimizer):
+class _Group(Rewrite):
     """Rewrite that computes the updates of a variable, and of the state that belongs to it, by one `OnePass`."""
-
-    def add_requirements(self, fgraph: Any) -> None:
-        """Attach the feature that replaces variables."""
-        fgraph.attach_feature(ReplaceValidate())
 
     def apply(self, fgraph: Any) -> None:
         """Replace all groups."""
@@ -344,12 +326,8 @@ def _made(nodes: list[Any]) -> tuple[list[Any], list[Any]] | None:
     return [results[i] for i in returned], outputs
 
 
-class _Overwrite(Optimizer):
+class _Overwrite(Rewrite):
     """Rewrite that has `OnePass` write new values over the old ones."""
-
-    def add_requirements(self, fgraph: Any) -> None:
-        """Attach the feature that replaces variables."""
-        fgraph.attach_feature(ReplaceValidate())
 
     def apply(self, fgraph: Any) -> None:
         """Let each `OnePass` overwrite what it may."""
@@ -378,9 +356,6 @@ class _Overwrite(Optimizer):
 
 def register() -> None:
     """Register the rewrites with Theano. Calling this again does nothing."""
-    if hasattr(elemwise, "OnePass"):
-        return
-    OnePass.__module__ = elemwise.__name__  # as for `SumOfElementwise`
-    elemwise.OnePass = OnePass
-    optdb.register(_NAME, _Group(), _POSITION, FOR_EXACT, "fusion")
-    optdb.register(f"{_NAME}_inplace", _Overwrite(), _POSITION + 0.1, FOR_EXACT, "inplace")
+    if publish(OnePass):
+        optdb.register(_NAME, _Group(), _POSITION, FOR_EXACT, "fusion")
+        optdb.register(f"{_NAME}_inplace", _Overwrite(), _POSITION + 0.1, FOR_EXACT, "inplace")

@@ -45,6 +45,7 @@ from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneTypeT, SliceType
 from pytensor.tensor.variable import TensorConstant
 
+from synkhronos._backends.common import FOR_EXACT, only_scaled
 from synkhronos._backends.pytensor.custom_op import Op, within
 
 #: Types of values that are not tensors: scalars, slices and ``None``.
@@ -121,19 +122,10 @@ def register(name: str, rewriter: Any, position: float, *tags: str) -> None:
     optdb.register(name, rewriter, *tags, position=position)
 
 
-#: Tag of rewrites for exact functions.
-FOR_EXACT = "synkhronos_exact"
-
-
 @node_rewriter([T.mul])
 def _scale_product(fgraph: Any, node: Any) -> Any:
-    """Multiply a matrix product by a factor within BLAS, if nothing else uses the product.
-
-    PyTensor's own rewrite does so for any product, which is then computed again for each other use. With Adam and
-    RMSprop the gradient of a weight has two.
-    """
-    products = [one for one in node.inputs if one.owner is not None and one.owner.op == _dot22]
-    is_single = products and all(len(fgraph.clients[one]) == 1 for one in products)
+    """Multiply a matrix product by a factor within BLAS; see `only_scaled`."""
+    is_single = only_scaled(node, _dot22, fgraph.clients.__getitem__)
     return local_dot22_to_dot22scalar.transform(fgraph, node) if is_single else False
 
 

@@ -36,6 +36,8 @@ from theano.tensor import TensorType as DenseType
 from theano.tensor import patternbroadcast as with_broadcastable
 from theano.tensor.blas import _dot22, blas_optdb, local_dot22_to_dot22scalar
 
+from synkhronos._backends.common import FOR_EXACT, only_scaled
+
 #: Types of values that are not tensors: scalars and slices.
 NO_TENSORS = (scalar.Scalar, SliceType)
 
@@ -76,19 +78,10 @@ def register(name: str, rewriter: Any, position: float, *tags: str) -> None:
     optdb.register(name, rewriter, position, *tags)
 
 
-#: Tag of rewrites for exact functions.
-FOR_EXACT = "synkhronos_exact"
-
-
 @local_optimizer([T.mul])
 def _scale_product(node: Any) -> Any:
-    """Multiply a matrix product by a factor within BLAS, if nothing else uses the product.
-
-    Theano's own rewrite does so for any product, which is then computed again for each other use. With Adam and RMSprop
-    the gradient of a weight has two.
-    """
-    products = [one for one in node.inputs if one.owner is not None and one.owner.op == _dot22]
-    is_single = products and all(len(one.clients) == 1 for one in products)
+    """Multiply a matrix product by a factor within BLAS; see `only_scaled`."""
+    is_single = only_scaled(node, _dot22, lambda product: product.clients)
     return local_dot22_to_dot22scalar.transform(node) if is_single else False
 
 
