@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from deadline import wait_for
 from process_state import is_running, shared_memory_names, wait_for_end
 from scripts import SESSION, python, read_pids, run_script, start_script
 
@@ -42,7 +43,7 @@ ENDINGS_IN_A_CALL = {
 )
 def test_the_controller_ends_while_workers_compute(ending, thread, child):
     """Workers end, also if a thread forked them; a child process of the user does not end."""
-    before = shared_memory_names()
+    before = shared_memory_names(of_ended=True)
     call = "t = threading.Thread(target=main, daemon=True); t.start(); t.join()" if thread else "main()"
     process = start_script(HOGGING.format(before=ENDINGS_IN_A_CALL[ending], child="os.fork()" if child else -1) + call)
     other, *pids = read_pids(process, 3)
@@ -54,7 +55,7 @@ def test_the_controller_ends_while_workers_compute(ending, thread, child):
         for pid in filter(is_running, [*pids, other] if child else pids):
             os.kill(pid, signal.SIGKILL)
         process.communicate()
-    assert shared_memory_names() <= before
+    wait_for(lambda: shared_memory_names(of_ended=True) <= before, "the removal of names in /dev/shm")
 
 
 KILLED_ANYWHERE = """
@@ -116,13 +117,13 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_controller_that_ends_without_close_leaves_nothing(ending):
     code, returncode = ENDINGS[ending]
-    before = shared_memory_names()
+    before = shared_memory_names(of_ended=True)
     process = start_script(SESSION + code)
     pids = read_pids(process)
     _, err = process.communicate(timeout=30)
     assert process.returncode == returncode
     wait_for_end(pids)
-    assert shared_memory_names() <= before
+    wait_for(lambda: shared_memory_names(of_ended=True) <= before, "the removal of names in /dev/shm")
     if ending in ("return", "sys.exit", "os._exit"):
         assert err == ""
     if ending == "exception":

@@ -21,7 +21,7 @@ class ProcessState:
 
     def __init__(self):
         self.children = {child.pid for child in psutil.Process().children(recursive=True)} - {fork_server.pid}
-        self.shared = shared_memory_names()
+        self.shared = shared_memory_names(of_ended=True)
         self.threads = threading.active_count()
         self.descriptors = {}
         for name in os.listdir("/proc/self/fd"):
@@ -43,8 +43,12 @@ class ProcessState:
         return extra
 
 
-def shared_memory_names():
-    """Return new names in /dev/shm that sessions of this process, or of ended processes, have left there."""
+def shared_memory_names(of_ended=False):
+    """Return new names in /dev/shm that sessions of this process and its descendants have left there.
+
+    With ``of_ended``, the names of ended processes are included. They may belong to a test that runs at the same time,
+    and vanish soon: wait for the end of those that were not there before.
+    """
     names = set()
     for name in os.listdir("/dev/shm"):
         ours = re.fullmatch(r"(sem\.)?synkhronos-(\d+)-.*", name)
@@ -52,7 +56,8 @@ def shared_memory_names():
             if not ours or os.lstat(f"/dev/shm/{name}").st_mtime < _BEGAN:
                 continue
             pid = int(ours.group(2))
-            if pid == os.getpid() or not psutil.pid_exists(pid) or os.getpid() in _ancestors(pid):
+            is_ours = pid == os.getpid() or os.getpid() in _ancestors(pid)
+            if is_ours or (of_ended and not psutil.pid_exists(pid)):
                 names.add(name)
     return names
 

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import resource
+import select
 import socket
 import struct
 import threading
@@ -325,14 +326,15 @@ def test_processes_that_cannot_be_started_again_are_reported(monkeypatch, caplog
     heartbeat.start(["here"], [heartbeat.door])
 
     def kill_all():  # one of them may start the other again meanwhile
-        found = holders(heartbeat._alive.fileno())
-        for process in found:
+        for process in holders(heartbeat._alive.fileno()):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        return not found
+        return closed.poll(0)
 
     try:
         wait_for(lambda: len(holders(heartbeat._alive.fileno())) == 2, "both processes")
+        closed = select.poll()
+        closed.register(heartbeat._alive.fileno(), 0)
         wait_for(kill_all, "the end of both processes")
         with monkeypatch.context() as patch:
             patch.setattr("synkhronos._multinode.heartbeat.start_detached", refuse)

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from backend import theano_only
 from deadline import wait_for
-from process_state import shared_memory_names
+from process_state import ProcessState
 from scripts import ROOT
 
 sys.path.append(str(ROOT))
@@ -58,7 +58,7 @@ def run_demo(command, folder, timeout=280):
     mark = f"{os.getpid()}-{os.urandom(8).hex()}"
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "SYNKHRONOS_TEST": mark, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    shared = shared_memory_names()
+    before = ProcessState().shared
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen([sys.executable, *command], cwd=folder, env=environment, **streams)
     try:
@@ -69,7 +69,7 @@ def run_demo(command, folder, timeout=280):
         pytest.fail(f"{command} did not end in {timeout} s: {process.communicate()[0]}")
     assert process.returncode == 0, output
     wait_for(lambda: not marked_processes(mark), lambda: f"the end of {marked_processes(mark)}")
-    wait_for(lambda: shared_memory_names() <= shared, lambda: f"the removal of {shared_memory_names() - shared}")
+    wait_for(lambda: not ProcessState().shared - before, "the removal of its names in /dev/shm")
     assert "\r" not in output, "a progress bar without a terminal"
     return output
 
