@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 
+from synkhronos._utils.resources import processor
+
 PACKAGES = (
     "Theano",
     "Lasagne",
@@ -24,7 +26,6 @@ PACKAGES = (
     "mpi4py",
     "mpich",
 )
-VECTORS = ("avx512f", "avx2", "avx", "asimd")  # widest first
 BUSY = 10  # per cent of the cores; with a higher load, figures are marked as measured on a busy machine
 
 
@@ -42,20 +43,6 @@ def describe() -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 2),
         "busy": busy(),
     }
-
-
-def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
-    """Return the processor's model name, its family and model numbers, and its widest vector extension."""
-    fields: dict[str, str] = {}
-    with open(cpuinfo) as file:
-        for line in file:
-            name, _, text = line.partition(":")
-            fields.setdefault(name.strip(), text.strip())
-    flags = fields.get("flags", fields.get("Features", "")).split()
-    names = {"family": "cpu family", "model": "model"}
-    numbers = [f"{name} {fields[field]}" for name, field in names.items() if field in fields]
-    vectors = next((one.upper() for one in VECTORS if one in flags), "")
-    return f"{fields.get('model name', platform.machine())} ({', '.join(filter(None, [*numbers, vectors]))})"
 
 
 def version(name: str) -> str:

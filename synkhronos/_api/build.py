@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from synkhronos import _backends, _graph
+from synkhronos._api.calibration import measured
+from synkhronos._api.choice import Costs
 from synkhronos._api.combine import Results
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
@@ -40,7 +43,7 @@ def function(
     shard: Mapping[Any, int] | Sequence[Variable] | None = None,
     random: Literal["serial", "own"] = "serial",
     blocked: bool = False,
-    plan: Literal["rows", "controller"] | None = None,
+    plan: Literal["auto", "rows", "controller"] | None = None,
     **kwargs: Unpack[Keywords],
 ) -> Function:
     """Build a function that runs on every rank, in place of ``theano.function`` or ``pytensor.function``.
@@ -90,8 +93,10 @@ def function(
     plan : str, optional
         For exact functions. ``"rows"``: every rank computes its rows. ``"controller"``: the controller computes all
         rows as the serial program does, with as many BLAS threads as the program had before `fork`; the other ranks get
-        the updated variables when they need them. This is faster if a call takes little time. Calls in a `sequence` or
-        with ``num_slices`` always have the plan ``"rows"``. Default: the argument ``plan`` of `fork`.
+        the updated variables when they need them. This is faster if a call takes little time. ``"auto"``: for each
+        call, the faster one, as predicted by a cost model; see docs/exact.md. Calls in a `sequence` or with
+        ``num_slices``, and sessions on several nodes or GPUs, then have the plan ``"rows"``. Default: the argument
+        ``plan`` of `fork`.
     **kwargs
         Keyword arguments of the backend's function, such as ``name`` and ``mode``.
 
@@ -174,6 +179,9 @@ def function(
                 f"{divided.undivided[0]} is a minibatch, pass shard={{variable: axis}} with the axis of its rows"
             )
 
+        def measure(running: Any) -> Costs:
+            return measured(running, importlib.metadata.version("synkhronos"), function)
+
         def again(swap: Mapping[Any, Any], delete_updates: bool, **options: Any) -> Function:
             """Build the function again, with other shared variables or without updates."""
             updated = [] if delete_updates else [var for var, _ in graph.expressions[1]]
@@ -200,7 +208,9 @@ def function(
                 **{**kwargs, **options, "no_default_updates": True},
             )
 
-        exactly = ExactFunction(session, graph, divided, single=not many, name=title, plan=plan, again=again)
+        exactly = ExactFunction(
+            session, graph, divided, single=not many, name=title, plan=plan, measure=measure, again=again
+        )
         return _with_streams(exactly, own=divided.own_states)
     if shard is not None or random != "serial" or blocked or plan is not None:
         raise ValueError("got shard, random, blocked or plan without exact=True, which they need; pass exact=True")

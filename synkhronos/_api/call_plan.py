@@ -18,7 +18,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from synkhronos._api.arguments import Input, inputs_of
+from synkhronos._api.checks import Input, inputs_of
 from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.data_arrays import Data
 from synkhronos._graph import Graph, Variant

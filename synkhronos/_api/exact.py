@@ -8,16 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from synkhronos import _graph
-from synkhronos._api.arguments import Input
 from synkhronos._api.call_plan import ControllerCall, Inputs, Planner, chosen, rows_on_ranks
-from synkhronos._api.checks import EXACT, Checks, Serial
+from synkhronos._api.checks import EXACT, Checks, Input, Serial
+from synkhronos._api.choice import Chooser, ChosenPlans, Costs, Unmeasured, prefers_controller
 from synkhronos._api.combine import GraphCollectives, Results
-from synkhronos._api.functions import Function
+from synkhronos._api.functions import MOST_PLANS, Function
+from synkhronos._costs import Estimate
 from synkhronos._graph import Graph, Variant
 from synkhronos._processes import FUNCTION
 from synkhronos._rank import Call
 from synkhronos._session import Place, Session, current
 from synkhronos._sharding import ShardedGraph, rules  # noqa: F401 - the rules register themselves
+from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
 
@@ -36,7 +38,9 @@ class ExactFunction(Function):
         Whether a call returns one array rather than a list.
     name : str or None
     plan : str or None
-        ``"rows"`` or ``"controller"``; ``None``: that of the session.
+        ``"auto"``, ``"rows"`` or ``"controller"``; ``None``: that of the session.
+    measure : callable
+        ``measure(session)`` returns the `Costs` of the machine.
     again : callable
         ``again(swap, delete_updates, **keywords)`` builds the function again, with some shared variables replaced,
         optionally without updates, and with other keyword arguments of the backend's ``function``.
@@ -53,13 +57,14 @@ class ExactFunction(Function):
         single: bool,
         name: str | None,
         plan: str | None,
+        measure: Callable[[Session], Costs],
         again: Callable[..., Any],
     ) -> None:
         title, n_outputs = name or "the function", len(divided.outputs)
         results = Results(divided.outputs, divided.modes, [False] * n_outputs, session.on_gpu, title)
         named = [True] * n_outputs
         super().__init__(session, divided, results, {}, named=named, named_updates=[], single=single, name=name)
-        self._user, self._plan, self._again = user, plan, again
+        self._user, self._plan, self._measure, self._again = user, plan, measure, again
         self._serial = Serial(user, Results(user.outputs, [EXACT] * n_outputs, [False] * n_outputs, False, title))
         self._collectives = _ExactGraphCollectives(divided, self._theano, results)
         self._checks = _ExactChecks(divided, results, named, named_updates=[])
@@ -72,16 +77,20 @@ class ExactFunction(Function):
                 'plan is "controller", but the controller alone does not have all data: the function computes on GPUs, '
                 'uses sliceable_shareds, or has random="own"'
             )
-        self._planner = _ExactPlanner(
-            divided, results, self._collectives, alike, session.on_gpu, plan=plan, alone=alone
+        chooser = Chooser(divided, user, self._theano, self._inputs)
+        self._planner: _ExactPlanner = _ExactPlanner(
+            divided, results, self._collectives, alike, session.on_gpu, plan=plan, alone=alone, chooser=chooser
         )
         self._common = [var for var in self.get_shared() if var not in divided.own_states]
         self._syncs = [_graph.sync_of(var.container) for var in self._common]
 
     @property
     def partition(self) -> Any:
-        """Table of the function's collectives: a list with a method ``picture(path)``, which draws the graph."""
-        return self._graph.partition(self._theano)
+        """Table of the function's collectives, and the predicted times of its plans.
+
+        A list with a method ``picture(path)``, which draws the graph, and an attribute ``plans``.
+        """
+        return self._graph.partition(self._theano, self._planner.chooser.predictions())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute on all ranks; see `Function.__call__`.
@@ -92,7 +101,45 @@ class ExactFunction(Function):
             if sync.sent is not sync.storage[0]:
                 self._give_what_was_set(current("Function"))
                 break
-        return super().__call__(*args, **kwargs)
+        try:
+            return super().__call__(*args, **kwargs)
+        except Unmeasured as error:
+            missing = error
+        return self._measured_call(missing, args, kwargs)
+
+    def _measured_call(self, missing: Unmeasured, args: Any, kwargs: Any) -> Any:
+        """Make the measurements that a call needs to choose its plan, then call again."""
+        session = current("Function")
+        if missing.inputs is None:
+            session.costs = self._measure(session)
+        else:
+            before, plans = self.counts, self._plans
+            try:
+                self._planner.chooser.time(session, missing.inputs, self._call_by)
+            finally:
+                self.counts, self._plans, self._planner.pinned = before, plans, None
+        return self(*args, **kwargs)
+
+    def _call_by(self, plan: str, arrays: Sequence[Any]) -> None:
+        """Call the function with one of the plans."""
+        if self._planner.pinned != plan:
+            self._planner.pinned, self._plans = plan, KeyedCache(1)
+        Function.__call__(self, *arrays, check_against_theano=False)
+
+    def join(self, session: Session) -> bool:
+        """Register the function with a session; see `Function.join`."""
+        is_new = self._session is None or self._session() is not session
+        can = super().join(session)
+        if can and is_new:
+            self._plans = ChosenPlans(MOST_PLANS, self._prefers_controller, self._latest)
+        return can
+
+    def _prefers_controller(self, estimate: Estimate) -> bool:
+        session = None if self._session is None else self._session()
+        return session is not None and prefers_controller(session, estimate)
+
+    def _latest(self) -> Estimate | None:
+        return self._planner.latest
 
     def copy(
         self,
@@ -142,7 +189,14 @@ class ExactFunction(Function):
         if swap or delete_updates or profile is not None:
             return self._again(swap, delete_updates, name=name, profile=profile)
         return ExactFunction(
-            session, self._user, self._graph, single=self._single, name=name, plan=self._plan, again=self._again
+            session,
+            self._user,
+            self._graph,
+            single=self._single,
+            name=name,
+            plan=self._plan,
+            measure=self._measure,
+            again=self._again,
         )
 
     def _give_what_was_set(self, session: Session) -> None:
@@ -258,13 +312,24 @@ class _ExactPlanner(Planner):
         ``"rows"`` or ``"controller"``; ``None``: that of the session.
     alone : _OnController, or None
         ``None`` if the function cannot be computed on the controller alone.
+    chooser : Chooser
+
+    Attributes
+    ----------
+    pinned : str or None
+        Plan of all calls while the plans are timed.
+    latest : Estimate, or None
+        Prediction for the call that was planned last; ``None`` if its plan was not chosen by cost.
     """
 
     _graph: ShardedGraph
 
-    def __init__(self, *args: Any, plan: str | None, alone: _OnController | None) -> None:
+    def __init__(self, *args: Any, plan: str | None, alone: _OnController | None, chooser: Chooser) -> None:
         super().__init__(*args)
         self._plan, self._alone = plan, alone
+        self.chooser = chooser
+        self.pinned: str | None = None
+        self.latest: Estimate | None = None
 
     def plan(
         self,
@@ -275,13 +340,21 @@ class _ExactPlanner(Planner):
         num_slices: int,
         subset: tuple[int, ...] | None,
     ) -> tuple[Call | ControllerCall, Sequence[Place]]:
-        """Plan a call as for other functions, and have each rank's function get its range of rows.
+        """Choose the plan of a call. For ``"rows"``, have each rank's function get its range of rows.
 
         A call in slices, in a sequence, or without rows always has the plan ``"rows"``. If there are fewer rows than
         ranks, each rank gets all rows, and only the controller has a weight in collectives.
         """
         fits = num_slices == 1 and not session.sequencer.place and (inputs.shares is None or any(inputs.counts))
-        if self._alone is not None and fits and (self._plan or session.plan) == "controller":
+        self.latest, kind = None, self.pinned or self._plan or session.plan
+        if self._alone is None or not fits or (kind == "auto" and not session.is_on_one_node):
+            kind = "rows"
+        if kind == "auto" and session.n_ranks == 1:
+            kind = "controller"
+        if kind == "auto":
+            self.latest = self.chooser.estimate(session, inputs)
+            kind = "controller" if prefers_controller(session, self.latest) else "rows"
+        if self._alone is not None and kind == "controller":
             counts = (1,) * session.n_ranks
             if inputs.shares is not None:
                 counts = tuple(sum(inputs.counts) * (rank == session.master_rank) for rank in range(session.n_ranks))

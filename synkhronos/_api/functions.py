@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos import _graph
-from synkhronos._api.arguments import arrange, check_num_slices, check_subset, describe_inputs, inputs_of
 from synkhronos._api.call_plan import (
     ControllerCall,
     Planner,
@@ -18,7 +17,17 @@ from synkhronos._api.call_plan import (
     rows_on_ranks,
     sliceable_rows,
 )
-from synkhronos._api.checks import Checks, Serial, environment_asks, is_asked
+from synkhronos._api.checks import (
+    Checks,
+    Serial,
+    arrange,
+    check_num_slices,
+    check_subset,
+    describe_inputs,
+    environment_asks,
+    inputs_of,
+    is_asked,
+)
 from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.data_arrays import Data, data
 from synkhronos._backends import as_asked, machine
@@ -30,7 +39,7 @@ from synkhronos._utils.display import html_table, public_names
 from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos.errors import SessionError
 
-_MOST_PLANS = 64  # number of plans that a function caches
+MOST_PLANS = 64  # number of plans that a function caches
 
 
 _NEVER = -1  # value of `Function._n_changes` until scattered variables are checked in a session; see `ReplicaCheck`
@@ -95,7 +104,7 @@ class Function:
         self._keys: dict[tuple[_graph.Graph, Variant], int] = {}
         self._session: weakref.ref[Session] | None = None
         # by `CallSignature.key`
-        self._plans: KeyedCache[tuple[Call | ControllerCall, Sequence[Place]]] = KeyedCache(_MOST_PLANS)
+        self._plans: KeyedCache[tuple[Call | ControllerCall, Sequence[Place]]] = KeyedCache(MOST_PLANS)
         self._n_changes = _NEVER
         functions.add(self)
         self.join(session)
@@ -373,7 +382,7 @@ class Function:
             if self._plain.device and not session.on_gpu:
                 return False
             self._session, self._keys, self._n_changes = weakref.ref(session), {}, _NEVER
-            self._plans = KeyedCache(_MOST_PLANS)
+            self._plans = KeyedCache(MOST_PLANS)
             self._key(session, self._plain, self._graph)
             session.replica_check.note_data(self._graph.sliceable_shareds)
         return True

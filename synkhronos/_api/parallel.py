@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from synkhronos import _backends, _graph
-from synkhronos._api.arguments import arrange
 from synkhronos._api.build import function
+from synkhronos._api.checks import arrange
 from synkhronos._api.functions import Function
 from synkhronos._session import Future, current, held
 from synkhronos._sharding import minibatches

@@ -97,9 +97,9 @@ INTERFACE = {
         "PureType", "Scratchpad", "is_random_state", "other_stream", "pack", "reduced_otherwise", "unpack",
     ),
     "process": (
-        "as_asked", "bind", "bound", "find_compiled", "is_device_array", "is_device_type", "limit_threads",
-        "precompile", "prepare_fork", "print_profiles", "read", "stay_on_device", "to_device", "to_host", "unbind",
-        "write",
+        "as_asked", "bind", "blas_flags", "bound", "find_compiled", "is_device_array", "is_device_type",
+        "limit_threads", "precompile", "prepare_fork", "print_profiles", "read", "stay_on_device", "to_device",
+        "to_host", "unbind", "write",
     ),
 }  # fmt: skip
 

@@ -15,12 +15,21 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 
 from synkhronos._cli import report as remedies
-from synkhronos._cli.cpus import Engine, blas_parts, engine_of
+from synkhronos._cli.devices import (
+    Engine,
+    blas_parts,
+    cuda_gpus,
+    cuda_parts,
+    engine_of,
+    opencl_parts,
+    pygpu_parts,
+    try_devices,
+)
 from synkhronos._cli.gpu_libraries import Finder, survey
-from synkhronos._cli.gpus import cuda_gpus, cuda_parts, opencl_parts, pygpu_parts, try_devices
 from synkhronos._cli.launcher import chosen_in, package_path, variables
 from synkhronos._cli.probes import OPENCL, PYGPU, Answer, ask, python
 from synkhronos._cli.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part, Report
+from synkhronos._costs import Store, describe_machine, path_of_store
 from synkhronos._utils.resources import count_cores, free_memory
 
 _OFF = "turned off by cxx in {}: {} compiles no C++"
@@ -70,6 +79,7 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
         *blas_parts(answers["engine"], working, prepared, openblas, engine),
         Part("cpu", "cores", OK, f"{cores} of {os.cpu_count()}"),
         _judged(room, where),
+        *_costs(environment),
     ]
     devices: list[Device] = []
     if engine.has_gpus:
@@ -81,6 +91,20 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
         ]
         devices = try_devices(gpus, answers["opencl"], not answers["pygpu"].error, prepared)
     return Report(version, engine.title, parts, devices, changed, cores, room)
+
+
+def _costs(environment: Mapping[str, str]) -> list[Part]:
+    """Return a part for each entry with measured costs, by which exact functions choose their plans."""
+    path = path_of_store(environment)
+    machines = Store(path).machines()
+    if not machines:
+        return [
+            Part("cpu", "costs of calls", OK, "not measured yet: the first call of an exact function does it", path)
+        ]
+    return [
+        Part("cpu", "costs of calls", OK, "measured", path, "\n".join([*describe_machine(one), f"of {name}"]))
+        for name, one in machines.items()
+    ]
 
 
 def _packages(search_path: Sequence[str], answer: Answer, engine: Engine) -> list[Part]:

@@ -23,7 +23,7 @@ import numpy as np
 from synkhronos._collectives.reductions import OPS, check_equal_shapes, result_dtype
 from synkhronos._collectives.shared_memory import ShapesDiffer, Workspace
 from synkhronos._native import native
-from synkhronos._utils.background import Background
+from synkhronos._utils.interrupts import Background
 
 if TYPE_CHECKING:
     from synkhronos._processes import Barrier

@@ -19,8 +19,7 @@ import numpy as np
 from synkhronos._backends import ancestors, running_parts
 from synkhronos._graph.shared_variables import call_on_rank, syncs_of
 from synkhronos._native import native
-from synkhronos._utils.background import Background
-from synkhronos._utils.interrupts import deferred_interrupts, handle_interrupts
+from synkhronos._utils.interrupts import Background, deferred_interrupts, handle_interrupts
 
 _Result = TypeVar("_Result")
 _STACK_BYTES = 512 * 1024 * 1024  # address space; memory is used only as the recursion needs it

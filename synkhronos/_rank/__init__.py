@@ -28,5 +28,4 @@ from synkhronos._rank.commands import (
 )
 from synkhronos._rank.environment import digest_of_states, seed_rank
 from synkhronos._rank.messages import MOST_CACHED_BYTES, Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize
-from synkhronos._rank.replica import Replica
-from synkhronos._rank.start import start_ranks
+from synkhronos._rank.replica import Replica, start_ranks

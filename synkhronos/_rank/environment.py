@@ -134,6 +134,11 @@ class ThreadLimits:
         if setter is not None:
             self._unserved.append((setter, all_threads))
 
+    @property
+    def most_threads(self) -> int:
+        """Number of threads that the libraries use after `widen`."""
+        return max([all_threads for _, all_threads, _ in self._switches], default=self._n_threads)
+
     def widen(self) -> None:
         """Let the libraries use as many threads as before `apply`, until `narrow`."""
         if self.is_wide:

@@ -33,8 +33,8 @@ _session: Session | None = None
 _measured: Profile | None = None  # the profile of the entire session, if requested by `fork(profile=)`
 _ends = False  # whether the session was closed at exit; `__del__` methods may still call `close` after that
 _lock = threading.RLock()
-#: Who computes an exact function: every rank its rows, or the controller all rows.
-PLANS = ("rows", "controller")
+#: Who computes an exact function: every rank its rows, or the controller all rows; or the cost model chooses.
+PLANS = ("auto", "rows", "controller")
 _FRAMES = 220  # upper limit of the stack frames that `fork` and `close` need, mostly in `Dispatcher.issue`
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
@@ -109,7 +109,7 @@ def fork(
     wire_dtype: Literal["bfloat16", "float16"] | None = None,
     heartbeat: float = 10.0,
     start_timeout: float | None = 300,
-    plan: Literal["rows", "controller"] = "rows",
+    plan: Literal["auto", "rows", "controller"] | None = None,
     exchange: Literal["bfloat16", "float16"] | None = None,
 ) -> int:
     """Start a session: fork the worker processes, and make this process the controller.
@@ -164,10 +164,9 @@ def fork(
     start_timeout : float, optional
         Seconds that the start of a session on several nodes may take, counted from this call. After that, `NodeLost`
         names the nodes that did not call `fork` or did not start their ranks. ``None``: no limit.
-    plan : str
-        Who computes the exact functions that were built without ``plan``. ``"rows"``: every rank computes its rows.
-        ``"controller"``: the controller computes all rows, with as many BLAS threads as the program had before `fork`;
-        see `function`.
+    plan : str, optional
+        Who computes the exact functions that were built without ``plan``; see `function`. Default: the value of the
+        environment variable ``SYNKHRONOS_PLAN``, or ``"auto"``.
     exchange : str, optional
         Former name of ``wire_dtype``; deprecated since version 0.3.
 
@@ -219,6 +218,7 @@ def fork(
         raise TypeError(f"master_rank is {master_rank!r}; expected an int")
     if not 0 <= master_rank < len(names):
         raise ValueError(f"master_rank is {master_rank}; expected 0 to {len(names) - 1}")
+    plan = plan or cast(Any, os.environ.get("SYNKHRONOS_PLAN")) or "auto"
     _check_options(timeout, check_replicas, wire_dtype, heartbeat, plan)
     options = Options(
         profile_workers=bool(profile_workers),

@@ -31,10 +31,13 @@ class StaleReplicas:
     ----------
     keys : set of int
         Keys of the variables.
+    lead : float or None
+        See `_costs.choose`.
     """
 
     def __init__(self, table: _graph.VariableTable) -> None:
         self.keys: set[int] = set()
+        self.lead: float | None = None
         self._table = table
 
     def add(self, variables: Sequence[Any]) -> None:

@@ -56,6 +56,7 @@ class Session:
         self.on_gpu = kind_of(devices[0]) != "cpu"
         self.nccl = False  # whether NCCL connects the ranks
         self.plan = options.plan
+        self.costs: Any = None  # measured costs of this machine, once a function needs them to choose a plan
         self.profile: Any = None  # the profile that is being recorded
         self.sequencer = Sequencer(self)
         self.run, self.submit = self.sequencer.run, self.sequencer.submit

@@ -18,7 +18,6 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any, Callable, TypeVar, Union
 
 from synkhronos._backends import T, ancestors, io_toposort, leaves_of, ops
-from synkhronos._graph.ops import broadcast_outputs
 from synkhronos._sharding.checking import ShapeChecks, errors_logged
 from synkhronos._sharding.lengths import Lengths, RowCounts, infer_lengths
 from synkhronos._sharding.placements import (
@@ -37,7 +36,7 @@ from synkhronos._sharding.placements import (
     kind_of,
     typed,
 )
-from synkhronos._sharding.rank_ops import CollectiveBuilders, CollectiveRecord, LocalShard
+from synkhronos._sharding.rank_ops import CollectiveBuilders, CollectiveRecord, LocalShard, broadcast_outputs
 
 #: Placements of an Apply node's outputs, and the placements of its inputs from which they follow.
 AcceptableSharding = tuple[Sequence[Placement], Sequence[Placement]]

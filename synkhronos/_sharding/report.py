@@ -49,8 +49,35 @@ class Entry(NamedTuple):
     meeting: int | None
 
 
+class Prediction(NamedTuple):
+    """Predicted seconds of a call with each plan.
+
+    Attributes
+    ----------
+    n_rows : int
+        Number of rows, rounded: nearby numbers have one prediction.
+    rows, controller : float
+        Seconds if every rank computes its rows, and if the controller computes all.
+    source : str
+        ``"model"``: the cost model; ``"timed"``: measured times of the function; ``"unknown"``: the model lacks an
+        operation, and the function cannot be timed, so ``controller`` is infinite.
+    """
+
+    n_rows: int
+    rows: float
+    controller: float
+    source: str
+
+    def __str__(self) -> str:
+        if self.source == "unknown":
+            return f"plan of {self.n_rows} rows: rows; times are unknown"
+        plan = "controller" if self.controller <= self.rows else "rows"
+        times = f"rows {1e3 * self.rows:.3g} ms, controller {1e3 * self.controller:.3g} ms"
+        return f"plan of {self.n_rows} rows: {plan}; {times} ({self.source})"
+
+
 class Partition(list):
-    """The collectives of an exact function, as it is executed: a list of `Entry`.
+    """The collectives of an exact function, as it is executed with the plan ``"rows"``: a list of `Entry`.
 
     Equal collectives are merged, and those that do not depend on each other run together.
 
@@ -61,10 +88,23 @@ class Partition(list):
     compiled : compiled function
     draw : callable
         ``draw(path)`` draws the graph.
+    plans : list of Prediction
+
+    Attributes
+    ----------
+    plans : list of Prediction
+        One for each number of rows for which the plan was chosen by cost, in the order of the calls.
     """
 
-    def __init__(self, collectives: Sequence[CollectiveRecord], compiled: Any, draw: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        collectives: Sequence[CollectiveRecord],
+        compiled: Any,
+        draw: Callable[[str], None],
+        plans: Sequence[Prediction] = (),
+    ) -> None:
         super().__init__()
+        self.plans = list(plans)
         self._draw = draw
         for op in collectives_of(compiled):
             sizes = op.n_bytes or (None,) * len(op.labels)
@@ -100,18 +140,19 @@ class Partition(list):
 
     def __repr__(self) -> str:
         if not self:
-            return "no collectives"
+            return "\n".join(["no collectives", *map(str, self.plans)])
         rows = [_TITLES, *self._rows()]
         widths = [min(40, max(len(row[i]) for row in rows)) for i in range(len(_TITLES))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, self._sum()])
+        return "\n".join([*lines, self._sum(), *map(str, self.plans)])
 
     def _repr_html_(self) -> str:
         def cells(row: tuple[str, ...], kind: str) -> str:
             return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row) + "</tr>"
 
         body = cells(_TITLES, "th") + "".join(cells(row, "td") for row in self._rows())
-        return f"<table><caption>{self._sum()}</caption>{body}</table>"
+        plans = "".join(f"<div>{html.escape(str(one))}</div>" for one in self.plans)
+        return f"<table><caption>{self._sum()}</caption>{body}</table>{plans}"
 
 
 def _entry(one: CollectiveRecord, n_bytes: int | None, meeting: int | None) -> Entry:

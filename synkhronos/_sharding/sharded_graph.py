@@ -21,7 +21,7 @@ from synkhronos._sharding.placements import ONE, Replicate, Shard, described, li
 from synkhronos._sharding.propagate import REPLICATED_RULES, RULES, Propagation
 from synkhronos._sharding.random_streams import OwnDraws
 from synkhronos._sharding.rank_ops import ON_RANKS, label
-from synkhronos._sharding.report import Partition, draw
+from synkhronos._sharding.report import Partition, Prediction, draw
 from synkhronos._sharding.user_shards import Sharding
 
 _REMEDY = "Call it without slices, with a smaller batch"
@@ -180,9 +180,9 @@ class ShardedGraph(Graph):
     def _check_sliceable(self, used: Sequence[Any]) -> None:
         """Accept all variables, because a variable that is used only for its length is not in the sharded graph."""
 
-    def partition(self, compiled: Any) -> Partition:
+    def partition(self, compiled: Any, plans: Sequence[Prediction]) -> Partition:
         """Return the report of the collectives in a function that was compiled from this graph."""
-        return Partition(self._collectives, compiled, self._draw)
+        return Partition(self._collectives, compiled, self._draw, plans)
 
     def check_slices(self) -> None:
         """Raise `ValueError` if a call cannot be computed in slices."""

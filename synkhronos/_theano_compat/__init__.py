@@ -28,11 +28,10 @@ from typing import Any
 
 from .blas import find_blas, offer_blas, refuse_unfit_blas
 from .compile_cache import patch_cache_keys, precompile_headers
+from .current_versions import loop_in_c, patch_strides, patch_topk
 from .elementwise import vectorize_elementwise, vectorize_tanh
 from .flags import offer_switches
 from .log_filter import explain_missing_headers, shorten_complaints
-from .numpy_fixes import patch_strides, patch_topk
-from .scan import loop_in_c
 from .summation import vectorize_sums
 from .windows import patch_pooling, vectorize_convolution, vectorize_pooling
 

@@ -24,8 +24,7 @@ from html import escape
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakSet
 
-from synkhronos._utils.background import Background
-from synkhronos._utils.interrupts import deferred_interrupts
+from synkhronos._utils.interrupts import Background, deferred_interrupts
 
 
 def unknown_keyword(function: str, name: str, known: Sequence[str]) -> TypeError:

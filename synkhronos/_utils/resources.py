@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
+
+#: Vector extensions of processors, by their names in /proc/cpuinfo, the widest first.
+_VECTORS = ("avx512f", "avx2", "avx", "asimd")
 
 _NO_LIMIT = 1 << 60  # version 1 cgroups without a limit report a number near 2^63
 
@@ -103,3 +107,17 @@ def _swap_of_cgroup(folder: Path, unified: bool, most: int, used: int) -> int:
 def _fields(path: Path) -> dict[str, int]:
     """Read a file whose lines have a name, a number, and possibly a unit."""
     return {words[0]: int(words[1]) for words in map(str.split, path.read_text().splitlines())}
+
+
+def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
+    """Return the processor's model name, its family and model numbers, and its widest vector extension."""
+    fields: dict[str, str] = {}
+    with contextlib.suppress(OSError), open(cpuinfo) as file:
+        for line in file:
+            name, _, text = line.partition(":")
+            fields.setdefault(name.strip(), text.strip())
+    flags = fields.get("flags", fields.get("Features", "")).split()
+    names = {"family": "cpu family", "model": "model"}
+    numbers = [f"{name} {fields[field]}" for name, field in names.items() if field in fields]
+    vectors = next((one.upper() for one in _VECTORS if one in flags), "")
+    return f"{fields.get('model name', platform.machine())} ({', '.join(filter(None, [*numbers, vectors]))})"

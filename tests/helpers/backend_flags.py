@@ -8,6 +8,9 @@ assert not {"theano", "pytensor"} & sys.modules.keys(), "the backend was importe
 # In tests, a failed analysis is an error. For users, it falls back to a slower path.
 os.environ.setdefault("SYNKHRONOS_RAISE_ANALYSIS_ERRORS", "1")
 
+# Tests of sharding need the plan by rows, whatever is faster here; tests of the choice ask for it.
+os.environ.setdefault("SYNKHRONOS_PLAN", "rows")
+
 #: ``"gw0"``, ``"gw1"``, … under pytest-xdist, otherwise empty.
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 

@@ -14,12 +14,12 @@ from scripts import ROOT
 sys.path.append(str(ROOT))
 
 from benchmarks import call, figures, limits, report
-from benchmarks.environment import processor
 from benchmarks.harness import Contest
 from benchmarks.peers import missing
 from benchmarks.processes import Contestant, ContestantFailed
 from benchmarks.results import Result, load
 from benchmarks.samples import Estimate, Sample, absolute, difference, ratio
+from synkhronos._utils.resources import processor
 
 CONTESTANT = """
     import json, os, sys

@@ -314,14 +314,14 @@ def test_the_plan_of_the_session_is_the_default(no_session):
     close([alone(given), divided(given)], [given.sum()] * 2)
     assert (alone.counts, divided.counts) == ((6, 0), (3, 3))
     synk.close()
-    synk.fork(2, use_gpu=False)
+    synk.fork(2, use_gpu=False, plan="rows")
     close(alone(given), given.sum())
     assert alone.counts == (3, 3)
 
 
-def test_invalid_plans_are_refused(two):
+def test_invalid_plans_are_refused(two, monkeypatch):
     x, data = T.dmatrix("x"), theano.shared(np.zeros((4, 2)), "data")
-    with pytest.raises(ValueError, match="plan is 'columns'; expected 'rows', 'controller' or None"):
+    with pytest.raises(ValueError, match="plan is 'columns'; expected 'auto', 'rows', 'controller' or None"):
         synk.function([x], x.sum(), exact=True, plan="columns")
     with pytest.raises(ValueError, match="plan without exact=True"):
         synk.function([x], x.sum(), plan="rows")
@@ -331,8 +331,11 @@ def test_invalid_plans_are_refused(two):
     with pytest.raises(ValueError, match="does not have all data"):
         synk.function([x], x + drawn, exact=True, random="own", plan="controller")
     synk.close()
-    with pytest.raises(ValueError, match="plan is None; expected 'rows' or 'controller'"):
-        synk.fork(2, plan=None)
+    with pytest.raises(ValueError, match="plan is 'columns'; expected 'auto' or 'rows' or 'controller'"):
+        synk.fork(2, plan="columns")
+    monkeypatch.setenv("SYNKHRONOS_PLAN", "fast")
+    with pytest.raises(ValueError, match="plan is 'fast'"):
+        synk.fork(2)
 
 
 @pytest.mark.parametrize("rows", [2, slice(1, 3), [3, 0]], ids=["number", "slice", "list"])

@@ -13,8 +13,8 @@ from deadline import wait_for
 from interrupts import Interrupt, handled_by, interrupt
 
 from synkhronos._graph.fast_call import with_deep_stack
-from synkhronos._utils import background as _background
-from synkhronos._utils.background import Background
+from synkhronos._utils import interrupts as _background
+from synkhronos._utils.interrupts import Background
 
 
 class Thing:

@@ -14,7 +14,7 @@ from scripts import ROOT, launch
 
 from synkhronos import _backends
 from synkhronos._cli import report as remedies
-from synkhronos._cli.cpus import ENGINES
+from synkhronos._cli.devices import ENGINES
 from synkhronos._cli.info import examine
 
 BACKEND = ENGINES[_backends.engine]

@@ -10,9 +10,9 @@ import pytest
 from scripts import ROOT, launch
 
 from synkhronos import _backends
-from synkhronos._cli import cpus as blas
+from synkhronos._cli import devices as blas
 from synkhronos._cli import report as remedies
-from synkhronos._cli.cpus import ENGINES
+from synkhronos._cli.devices import ENGINES
 from synkhronos._cli.launcher import chosen_in
 from synkhronos._cli.probes import Answer, ask, python
 from synkhronos._theano_compat.blas import candidates

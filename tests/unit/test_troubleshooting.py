@@ -26,8 +26,7 @@ EXPLAINS_ITSELF = re.compile(
 FOR_THE_LIBRARY = {
     "_theano_compat/blas_probe.py": "`python -m synkhronos info` shows it as the cause of an unusable BLAS",
     "_session/dispatch.py:… (the cause": "it follows one of two messages that the page has",
-    "_theano_compat/scan.py": "Theano's own loop in Python runs instead",
-    "_theano_compat/numpy_fixes.py": "messages of Theano, from an operation that is patched",
+    "_theano_compat/current_versions.py": "messages of Theano; its own loop in Python runs instead",
     "_memory/segments.py:the memory": "no rank asks for memory that was freed",
     "_multinode/launch.py:a container": "it is caught: the files stay, without a message",
     "_processes/process_group.py:node 0": "raised on another node when the controller has ordered it to stop",

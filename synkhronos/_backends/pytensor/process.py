@@ -97,6 +97,11 @@ def _offer_blas() -> None:
 _offer_blas()
 
 
+def blas_flags() -> str:
+    """Return the compiler's flags for BLAS; empty if numba compiles functions, which call SciPy's BLAS."""
+    return str(config.blas__ldflags) if config.linker.startswith("c") else ""
+
+
 # -- GPUs: not supported, so no array is on one
 
 

@@ -57,6 +57,11 @@ def find_compiled() -> None:
         theano.gof.cc.get_module_cache().refresh(cleanup=False)
 
 
+def blas_flags() -> str:
+    """Return the compiler's flags for BLAS."""
+    return str(theano.config.blas.ldflags)
+
+
 # -- GPUs
 
 _OPTIMIZERS = (("gpuarray_opt", ("fast_run", "fast_compile")), ("gpua_scanOp_make_inplace", ("fast_run",)))

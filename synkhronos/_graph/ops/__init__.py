@@ -11,7 +11,6 @@ from synkhronos._graph.ops.analysis import (
     has_collectives_in_loop,
 )
 from synkhronos._graph.ops.collective_op import UNNUMBERED, Collective
-from synkhronos._graph.ops.controller import broadcast_outputs
 from synkhronos._graph.ops.expressions import averaged, gathered, reduced, summed
-from synkhronos._graph.ops.rank_context import RankContext
+from synkhronos._graph.ops.rank_context import BROADCAST, RankContext, current
 from synkhronos._graph.ops.row_counts import Counted

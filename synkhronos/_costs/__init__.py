@@ -1,0 +1,18 @@
+"""Cost model of calls: measured constants of the machine, and the seconds that they predict."""
+
+from synkhronos._costs.model import (
+    Curve,
+    Estimate,
+    Exchange,
+    Grid,
+    Machine,
+    Product,
+    Rates,
+    Work,
+    along_rows,
+    choose,
+    describe_machine,
+    seconds_by_rows,
+    seconds_on_controller,
+)
+from synkhronos._costs.store import Store, path_of_store

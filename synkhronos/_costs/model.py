@@ -1,0 +1,312 @@
+"""Cost model: the seconds that a call of a function takes on the ranks of one machine. Pure functions of numbers.
+
+The work of a rank is read from its graph (`synkhronos._costs.work`), and the constants are measured once for each
+machine (`synkhronos._costs.machine`). Seconds of matrix products and of passes over memory are interpolated between
+measured sizes, on logarithmic scales; beyond the measured sizes they grow with the number of operations or bytes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Product(NamedTuple):
+    """Product of a matrix of m x k and one of k x n elements, computed `times` times."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    times: int = 1
+
+
+class Work(NamedTuple):
+    """What a process computes in one call.
+
+    Attributes
+    ----------
+    products : tuple of Product
+    passes : tuple of float
+        Bytes that each elementwise operation, sum or copy reads and writes.
+    special : float
+        Elements of exponential functions, logarithms and the like.
+    n_nodes : int
+        Number of Apply nodes.
+    unknown : tuple of str
+        Operations for which the model has no term.
+    """
+
+    products: tuple[Product, ...] = ()
+    passes: tuple[float, ...] = ()
+    special: float = 0.0
+    n_nodes: int = 0
+    unknown: tuple[str, ...] = ()
+
+
+class Exchange(NamedTuple):
+    """What the ranks of one machine exchange in a call.
+
+    Attributes
+    ----------
+    staged : float
+        Bytes of inputs that the controller copies to shared memory.
+    n_meetings : int
+        Number of times that all ranks wait for each other in collectives.
+    reduced : float
+        Bytes of the arrays that are all-reduced, on each rank.
+    gathered : float
+        Bytes of results that the controller copies from shared memory.
+    """
+
+    staged: float = 0.0
+    n_meetings: int = 0
+    reduced: float = 0.0
+    gathered: float = 0.0
+
+
+class Curve(NamedTuple):
+    """Measured seconds by size, in increasing order of sizes; at least two."""
+
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, size: float) -> float:
+        """Return the seconds for a size: interpolated, in proportion above the largest, constant below the least."""
+        if size <= self.sizes[0]:
+            return self.seconds[0]
+        if size >= self.sizes[-1]:
+            return self.seconds[-1] * size / self.sizes[-1]
+        i = bisect.bisect_right(self.sizes, size)
+        return _between(size, self.sizes[i - 1 : i + 1], self.seconds[i - 1 : i + 1])
+
+
+def _between(size: float, sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """Interpolate between two points on logarithmic scales."""
+    part = math.log(size / sizes[0]) / math.log(sizes[1] / sizes[0])
+    return seconds[0] ** (1 - part) * seconds[1] ** part
+
+
+class Grid(NamedTuple):
+    """Measured seconds of matrix products of one dtype.
+
+    Attributes
+    ----------
+    m, n, k : tuple of int
+        Measured lengths, in increasing order; at least two of each.
+    seconds : tuple of float
+        For all combinations, with k varying fastest.
+    """
+
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    k: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, product: Product) -> float:
+        """Return the seconds of one product.
+
+        Between measured lengths, the seconds are interpolated along the three axes. A length outside of them is
+        replaced by the nearest measured one; the seconds are then multiplied by the ratio of the lengths if it is
+        longer, because the number of operations is proportional to it.
+        """
+        factor, places = 1.0, []
+        for length, measured in zip(product[:3], self[:3]):
+            inside = min(max(length, measured[0]), measured[-1])
+            factor *= max(1.0, length / measured[-1])
+            i = min(bisect.bisect_right(measured, inside), len(measured) - 1)
+            places.append((i, math.log(inside / measured[i - 1]) / math.log(measured[i] / measured[i - 1])))
+        logarithm = 0.0
+        for corner in range(8):
+            weight, index = 1.0, 0
+            for axis, (i, part) in enumerate(places):
+                is_upper = corner >> axis & 1
+                weight *= part if is_upper else 1 - part
+                index = index * len(self[axis]) + i - 1 + is_upper
+            if weight:
+                logarithm += weight * math.log(self.seconds[index])
+        return factor * math.exp(logarithm)
+
+
+class Rates(NamedTuple):
+    """Speed of one way of computing: by the controller alone, or by all ranks at the same time.
+
+    Attributes
+    ----------
+    products : dict of str to Grid
+        By dtype.
+    passes : Curve
+        Seconds of an elementwise pass, by the bytes that it reads and writes.
+    special : float
+        Seconds of an element of an exponential function.
+    node : float
+        Seconds of an Apply node that computes next to nothing.
+    """
+
+    products: dict[str, Grid]
+    passes: Curve
+    special: float
+    node: float
+
+
+class Machine(NamedTuple):
+    """Measured constants of a machine, for a number of ranks.
+
+    Attributes
+    ----------
+    alone : Rates
+        The controller computes alone, with as many BLAS threads as there are cores.
+    together : Rates
+        All ranks compute at the same time, each with its share of the cores.
+    call : float
+        Seconds of the call of a function that the controller computes alone, without Apply nodes.
+    command : float
+        Seconds of a command that all ranks execute and that computes nothing.
+    meeting : float
+        Seconds in which all ranks wait for each other, if they come at the same time.
+    copy : Curve
+        Seconds of a copy to or from shared memory, by bytes.
+    reduction : Curve
+        Seconds of an all-reduce, by bytes of an array.
+    broadcast : Curve
+        Seconds in which all ranks get the controller's value of a variable, by bytes.
+    """
+
+    alone: Rates
+    together: Rates
+    call: float
+    command: float
+    meeting: float
+    copy: Curve
+    reduction: Curve
+    broadcast: Curve
+
+
+def seconds_of_work(work: Work, rates: Rates) -> float:
+    """Return the seconds in which a process computes."""
+    products = sum(one.times * rates.products[one.dtype].at(one) for one in work.products)
+    return products + sum(map(rates.passes.at, work.passes)) + work.special * rates.special + work.n_nodes * rates.node
+
+
+def seconds_on_controller(work: Work, machine: Machine) -> float:
+    """Return the seconds of a call that the controller computes alone.
+
+    Parameters
+    ----------
+    work : Work
+        For all rows.
+    machine : Machine
+    """
+    return machine.call + seconds_of_work(work, machine.alone)
+
+
+def seconds_by_rows(work: Work, exchange: Exchange, machine: Machine) -> float:
+    """Return the seconds of a call in which every rank computes its rows.
+
+    Parameters
+    ----------
+    work : Work
+        Of one rank.
+    exchange : Exchange
+    machine : Machine
+    """
+    seconds = machine.command + seconds_of_work(work, machine.together) + exchange.n_meetings * machine.meeting
+    for n_bytes, curve in (
+        (exchange.staged, machine.copy),
+        (exchange.reduced, machine.reduction),
+        (exchange.gathered, machine.copy),
+    ):
+        seconds += curve.at(n_bytes) if n_bytes else 0.0
+    return seconds
+
+
+class Estimate(NamedTuple):
+    """Predicted seconds of a call with each plan.
+
+    Attributes
+    ----------
+    rows, controller : float
+        Seconds of the call. ``controller`` is infinite if it cannot be predicted.
+    broadcast : float
+        Seconds in which the other ranks get the variables that the function uses.
+    updates : bool
+        Whether the call updates variables. On the controller alone, it then leaves the other replicas stale.
+    source : str
+        What predicts them: ``"model"``, ``"timed"`` (measured times of this function), or ``"unknown"``.
+    """
+
+    rows: float
+    controller: float
+    broadcast: float
+    updates: bool
+    source: str
+
+
+def along_rows(points: Sequence[Sequence[float]], n_rows: float) -> float:
+    """Return the seconds for a number of rows, on a straight line through two measured points, or from one point.
+
+    The line is never below half of the smallest measured time.
+    """
+    (first, lower), (last, upper) = points[0], points[-1]
+    if first == last:
+        return lower
+    return max(lower + (upper - lower) * (n_rows - first) / (last - first), min(lower, upper) / 2)
+
+
+def choose(lead: float | None, is_stale: bool, estimate: Estimate) -> tuple[bool, float | None]:
+    """Choose the plan of a call; return whether the controller computes it alone, and the new lead.
+
+    After a call that the controller computed alone, the replicas of its variables are stale, and a later call by rows
+    needs a broadcast. The plan therefore changes only when the calls have lost half of a broadcast by not changing it:
+    the work function algorithm for a task system of two states, each half of a broadcast from the other (A. Borodin, N.
+    Linial, M. Saks (1992), An optimal on-line algorithm for metrical task systems, J. ACM 39). The choices take at most
+    three times as long as the best ones. If no replica is stale, and none will be, the faster plan is chosen.
+
+    Parameters
+    ----------
+    lead : float or None
+        How many seconds the calls so far would have taken less by rows than on the controller, within half of a
+        broadcast of 0; ``None`` before the first call.
+    is_stale : bool
+        Whether the replicas are stale now.
+    estimate : Estimate
+    """
+    rows, controller, broadcast, updates, _ = estimate
+    if not broadcast or not (is_stale or updates):
+        return controller <= rows, lead
+    most = broadcast / 2
+    if lead is None:
+        lead = most if rows < controller else -most
+    lead = min(max(lead + controller - rows, -most), most)
+    return lead < most if is_stale else lead <= -most, lead
+
+
+def describe_machine(machine: Machine) -> list[str]:
+    """Return the main constants as lines: seconds of a command and of a meeting, speed of products and of memory."""
+    lines = [f"command {1e6 * machine.command:.3g} µs, meeting {1e6 * machine.meeting:.3g} µs"]
+    for title, rates in (("the controller alone", machine.alone), ("each rank, all at once", machine.together)):
+        grid, passes = rates.products["float32"], rates.passes
+        products = 2e-9 * math.prod(axis[-1] for axis in grid[:3]) / grid.seconds[-1]
+        memory = 1e-9 * passes.sizes[-1] / passes.seconds[-1]
+        lines.append(f"{title}: {products:.3g} GFLOP/s of float32 products, {memory:.3g} GB/s")
+    return lines
+
+
+def machine_from(entry: Any) -> Machine:
+    """Return the constants from what `json` has read; raise an exception if something is missing or not a number."""
+
+    def curve(one: Any) -> Curve:
+        return Curve(*(tuple(map(float, numbers)) for numbers in one))
+
+    def rates(one: Any) -> Rates:
+        products, passes, special, node = one
+        grids = {}
+        for dtype, (*axes, seconds) in products.items():
+            m, n, k = (tuple(map(int, axis)) for axis in axes)
+            grids[str(dtype)] = Grid(m, n, k, tuple(map(float, seconds)))
+        return Rates(grids, curve(passes), float(special), float(node))
+
+    alone, together, call, command, meeting, *curves = entry
+    return Machine(rates(alone), rates(together), float(call), float(command), float(meeting), *map(curve, curves))

@@ -1,0 +1,250 @@
+"""Choice of plans by cost: with constants that are made up, so that it is known, and with measured ones."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from backend import T, theano
+from comparison import close
+from scripts import run_script
+
+import synkhronos as synk
+from synkhronos._api.calibration import name_of_machine
+from synkhronos._costs import Curve, Grid, Machine, Rates, Store
+from synkhronos._session import held
+
+#: With these constants, the controller is faster for less than about 20 kB: a command takes 10 ms, a pass over memory
+#: 1 µs for each byte, and half of that for each byte if all ranks compute.
+PASSES = Curve((1.0, 1e9), (1e-6, 1e3))
+GRID = Grid((1, 2), (1, 2), (1, 2), (1e-9,) * 8)
+RATES = Rates({"float32": GRID, "float64": GRID}, PASSES, 0.0, 0.0)
+FREE = Curve((1.0, 2.0), (0.0, 0.0))
+CONSTANTS = Machine(RATES, RATES, 0.0, 0.01, 0.0, FREE, FREE, Curve((1.0, 1e9), (0.2, 0.2)))
+
+
+@pytest.fixture
+def costs(tmp_path, monkeypatch):
+    """Return the path of a file of costs for this test."""
+    path = tmp_path / "costs.json"
+    monkeypatch.setenv("SYNKHRONOS_COSTS", str(path))
+    return path
+
+
+@pytest.fixture
+def automatic(costs, no_session):
+    """Return a function that makes a session of some ranks with the made-up constants, and the default plan."""
+
+    def fork(n_ranks, **options):
+        synk.fork(n_ranks, use_gpu=False, plan="auto", **options)
+        Store(str(costs)).put("machines", name_of_machine(held(), synk.__version__), value=CONSTANTS)
+        return n_ranks
+
+    return fork
+
+
+def values(n):
+    return np.random.RandomState(n).randn(n, 3)
+
+
+def by(function):
+    """Return the plan of a function's last call, from the data points of each rank."""
+    return "controller" if function.counts[1:] == (0,) * (len(function.counts) - 1) else "rows"
+
+
+def trained(build, **options):
+    """Return a variable and a function that updates it."""
+    x, total = T.dmatrix("x"), theano.shared(np.zeros(3), "total")
+    function = build([x], T.exp(x).sum(), updates=[(total, 0.9 * total + x.sum(axis=0))], **options)
+    return total, function
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 5])
+def test_the_plan_depends_on_the_number_of_rows(automatic, n_ranks):
+    automatic(n_ranks)
+    x = T.dmatrix("x")
+    function = synk.function([x], T.exp(x).sum(), exact=True)
+    for n in (6, 2000, 6, 40, 2000, 5000):
+        close(function(values(n)), np.exp(values(n)).sum())
+        assert by(function) == ("controller" if n <= 40 else "rows")
+        assert sum(function.counts) == n
+
+
+def test_alternating_sizes_give_the_serial_results_on_all_ranks(automatic):
+    automatic(3)
+    (ours, function), (theirs, serial) = trained(synk.function, exact=True), trained(theano.function)
+    plans = []
+    for n in (6, 6, 4000, 4000, 4000, 6, 6, 6, 6, 6, 9, 3, 1, 2000, 6000, 2):
+        close(function(values(n)), serial(values(n)))
+        plans.append(by(function))
+        if n == 9:
+            close(synk.gather(ours, nd_up=1), [theirs.get_value()] * 3)
+    close(ours, theirs)
+    assert not synk.check_replicas()
+    assert {*plans} == {"rows", "controller"}
+
+
+def test_a_broadcast_of_stale_values_is_counted(automatic):
+    """Each call of 1,000 rows takes less time by rows, but a broadcast pays off only for many of them."""
+    automatic(2)
+    _, function = trained(synk.function, exact=True)
+    synk.distribute()  # variables that only the controller has are not stale
+    function(values(6))
+    plans = []
+    for _ in range(30):
+        function(values(1000))
+        plans.append(by(function))
+    assert plans[0] == "controller"
+    assert plans[-1] == "rows"
+    assert plans == sorted(plans)
+
+
+def test_the_report_has_the_predictions(automatic):
+    automatic(2)
+    x = T.dmatrix("x")
+    function = synk.function([x], T.exp(x).sum(), exact=True)
+    assert function.partition.plans == []
+    function(values(6))
+    function(values(2000))
+    few, many = function.partition.plans
+    assert (few.n_rows, few.source, many.source) == (6, "model", "model")
+    assert few.controller < few.rows and many.rows < many.controller
+    assert f"plan of 6 rows: controller; rows {1e3 * few.rows:.3g} ms" in repr(function.partition)
+    assert "plan of 6 rows: controller" in function.partition._repr_html_()
+
+
+def test_calls_that_have_no_choice(automatic):
+    automatic(2)
+    _, function = trained(synk.function, exact=True)
+    with synk.sequence():
+        function(values(6))
+    assert by(function) == "rows"
+    function(values(6), num_slices=2)
+    assert by(function) == "rows"
+    x = T.dmatrix("x")
+    assert synk.function([x], x.sum(), exact=True)(np.zeros((0, 3))) == 0
+
+
+@pytest.fixture
+def sorting():
+    """Return the arguments of a function for which the model has no term, and the variable that it updates."""
+    x, total = T.dmatrix("x"), theano.shared(np.arange(3.0), "total")
+    ordered = T.sort(x * total, axis=0)
+    return [x], ordered[0] + x.sum(), total, [(total, 0.5 * total + x.mean(axis=0))]
+
+
+def serial_of(given, n):
+    total = np.arange(3.0)
+    return np.sort(given * total, axis=0)[0] + given.sum(), 0.5 * total + given.mean(axis=0)
+
+
+def test_an_operation_without_a_term_is_timed_once(automatic, costs, sorting, monkeypatch):
+    """Timing undoes all updates, and a later program with the same graph reads the times from the file."""
+    automatic(3)
+    inputs, output, total, updates = sorting
+    function = synk.function(inputs, output, updates=updates, exact=True)
+    synk.distribute()
+    borrowed = total.get_value(borrow=True)
+    right, new = serial_of(values(30), 30)
+    close(function(values(30)), right)
+    close(total, new)
+    close(synk.gather(total, nd_up=1), [new] * 3)
+    assert borrowed.shape == (3,)
+    ((times,),) = [list(one.values()) for one in json.loads(costs.read_text())["functions"].values()]
+    assert sorted(times) == ["controller", "rows"]
+    assert [rows for rows, _ in times["rows"]] == [rows for rows, _ in times["controller"]]
+    (plan,) = function.partition.plans
+    assert plan.source == "timed"
+
+    def refuse(*arguments):
+        raise AssertionError("timed again")
+
+    monkeypatch.setattr("synkhronos._api.choice.Chooser.time", refuse)
+    again = synk.function(inputs, output, updates=updates, exact=True)
+    again(values(30))
+    assert again.partition.plans == [plan]
+
+
+def test_the_times_on_file_decide(automatic, costs, sorting):
+    automatic(2)
+    inputs, output, _, updates = sorting
+    function = synk.function(inputs, output, updates=updates, exact=True)
+    function(values(30))
+    content = json.loads(costs.read_text())
+    for faster, slower in (("rows", "controller"), ("controller", "rows")):
+        for entries in content["functions"].values():
+            for name in entries:
+                entries[name] = {faster: [[16, 1e-3], [1024, 1e-3]], slower: [[16, 5.0], [1024, 5.0]]}
+        costs.write_text(json.dumps(content))
+        synk.close()
+        synk.fork(2, use_gpu=False, plan="auto")
+        function(values(30))
+        assert by(function) == faster
+
+
+class Counting(theano.Op):
+    """An operation of the program's own in Python, which counts its calls on the controller."""
+
+    __props__ = ()
+    n_calls = 0
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        Counting.n_calls += 1
+        outputs[0][0] = inputs[0].copy()
+
+
+def test_operations_with_effects_are_not_computed_for_times(automatic):
+    automatic(2)
+    x = T.dmatrix("x")
+    Counting.n_calls = 0
+    function = synk.function([x], Counting()(T.sort(x, axis=0)).sum(), exact=True)
+    close(function(values(8)), values(8).sum())
+    assert Counting.n_calls == 1
+    assert [one.source for one in function.partition.plans] == ["unknown"]
+    assert by(function) == "rows"
+    assert "times are unknown" in repr(function.partition)
+
+
+def test_a_function_that_fails_with_more_rows_is_not_timed_again(automatic, costs):
+    automatic(2)
+    x, total = T.dmatrix("x"), theano.shared(0.0, "total")
+    few = theano.tensor.opt.Assert("at most 12 rows")(x, T.le(x.shape[0], 12))
+    function = synk.function([x], T.sort(few, axis=0)[-1], updates=[(total, total + x.sum())], exact=True)
+    for _ in range(2):
+        close(function(values(10)), values(10).max(axis=0))
+    close(total.get_value(), 2 * values(10).sum())
+    ((times,),) = [list(one.values()) for one in json.loads(costs.read_text())["functions"].values()]
+    assert times == {}
+    assert [one.source for one in function.partition.plans] == ["unknown"]
+
+
+def test_constants_are_measured_once_for_each_number_of_ranks(costs, no_session, caplog):
+    caplog.set_level(logging.INFO, "synkhronos")
+    for n_ranks in (2, 2, 3):
+        synk.fork(n_ranks, use_gpu=False, plan="auto")
+        (ours, function), (theirs, serial) = trained(synk.function, exact=True), trained(theano.function)
+        close(function(values(50)), serial(values(50)))
+        close(ours, theirs)
+        synk.close()
+    assert caplog.text.count("measuring this machine") == 2
+    machines = Store(str(costs)).machines()
+    assert len(machines) == 2
+    for one in machines.values():
+        assert 0 < one.meeting < one.command + one.meeting
+        assert one.alone.passes.seconds[-1] > one.alone.passes.seconds[0]
+        assert one.alone.products["float32"].seconds[-1] > one.alone.products["float32"].seconds[0]
+
+
+def test_the_environment_pins_the_plan():
+    code = """
+        x = T.dmatrix("x")
+        synk.fork(2)
+        f = synk.function([x], x.sum(), exact=True)
+        f(np.ones((4, 2)))
+        print(f.counts)
+    """
+    for plan, counts in (("rows", "(2, 2)"), ("controller", "(4, 0)")):
+        assert run_script(code, environment={"SYNKHRONOS_PLAN": plan})[0].strip() == counts

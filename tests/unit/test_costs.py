@@ -1,0 +1,231 @@
+"""Cost model of plans, compared with values that were computed by hand, and the file of measured costs."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+from scripts import ROOT
+
+from synkhronos._costs import (
+    Curve,
+    Estimate,
+    Exchange,
+    Grid,
+    Machine,
+    Product,
+    Rates,
+    Store,
+    Work,
+    along_rows,
+    choose,
+    describe_machine,
+    path_of_store,
+    seconds_by_rows,
+    seconds_on_controller,
+)
+
+CURVE = Curve((10.0, 1000.0), (1.0, 4.0))
+GRID = Grid((1, 4), (2, 8), (2, 8), (1.0, 4.0, 2.0, 8.0, 4.0, 16.0, 8.0, 32.0))
+
+
+def machine(together=1.0, command=1000.0, meeting=100.0):
+    """Return constants with simple values; all ranks together compute ``together`` times as slowly as one."""
+    alone = Rates({"float32": GRID}, CURVE, 0.5, 0.25)
+    rates = Rates({"float32": GRID._replace(seconds=tuple(together * one for one in GRID.seconds))}, CURVE, 0.5, 0.25)
+    return Machine(alone, rates, 7.0, command, meeting, Curve((1, 2), (3, 6)), Curve((1, 2), (5, 10)), CURVE)
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds"),
+    [
+        (1, 1.0),  # below the least size
+        (10, 1.0),
+        (100, 2.0),  # the geometric mean of two sizes takes that of their seconds
+        (1000, 4.0),
+        (3000, 12.0),  # in proportion above the largest size
+    ],
+)
+def test_curves(size, seconds):
+    assert CURVE.at(size) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "seconds"),
+    [
+        ((1, 2, 2), 1.0),
+        ((1, 2, 8), 4.0),
+        ((1, 8, 2), 2.0),
+        ((4, 8, 8), 32.0),
+        ((2, 2, 2), 2.0),  # half-way along one axis: the square root of 1 * 4
+        ((2, 4, 4), math.sqrt(1.0 * 32.0)),  # the middle of all axes
+        ((8, 8, 8), 64.0),  # twice the longest
+        ((8, 16, 24), 32.0 * 2 * 2 * 3),
+        ((1, 1, 1), 1.0),  # shorter than measured
+    ],
+)
+def test_products(lengths, seconds):
+    assert GRID.at(Product(*lengths, "float32")) == pytest.approx(seconds)
+
+
+def test_seconds_of_the_plans():
+    work = Work((Product(4, 8, 8, "float32", times=2), Product(1, 2, 2, "float32")), (100.0, 1000.0), 4.0, 8)
+    computed = 2 * 32.0 + 1.0 + 2.0 + 4.0 + 4 * 0.5 + 8 * 0.25
+    assert seconds_on_controller(work, machine()) == pytest.approx(7.0 + computed)
+    exchange = Exchange(staged=2.0, n_meetings=3, reduced=1.0, gathered=4.0)
+    together = 3 * (2 * 32.0 + 1.0) + 2.0 + 4.0 + 4 * 0.5 + 8 * 0.25
+    expected = 1000.0 + together + 3 * 100.0 + 6.0 + 5.0 + 12.0
+    assert seconds_by_rows(work, exchange, machine(together=3.0)) == pytest.approx(expected)
+    assert seconds_by_rows(Work(), Exchange(), machine()) == 1000.0
+
+
+@pytest.mark.parametrize(
+    ("points", "n_rows", "seconds"),
+    [
+        ([[16, 2.0], [1024, 65.0]], 16, 2.0),
+        ([[16, 2.0], [1024, 65.0]], 520, 33.5),
+        ([[16, 2.0], [1024, 65.0]], 2032, 128.0),
+        ([[16, 2.0], [1024, 128.0]], 1, 1.0),  # the line is at 0.125 here; half of the smallest time is more
+        ([[1, 3.0]], 1, 3.0),
+    ],
+)
+def test_seconds_along_rows(points, n_rows, seconds):
+    assert along_rows(points, n_rows) == pytest.approx(seconds)
+
+
+def chosen(calls, lead=None, stale=False):
+    """Return the plans that are chosen for calls, as a string of r and c."""
+    plans = ""
+    for estimate in calls:
+        alone, lead = choose(lead, stale, estimate)
+        plans += "c" if alone else "r"
+        stale = (stale or estimate.updates) if alone else False
+    return plans
+
+
+def of(rows, controller, broadcast=10.0, updates=True):
+    return Estimate(rows, controller, broadcast, updates, "model")
+
+
+def test_the_faster_plan_is_chosen():
+    assert chosen([of(2.0, 1.0)] * 5) == "ccccc"
+    assert chosen([of(1.0, 2.0)] * 5) == "rrrrr"
+    assert chosen([of(1.0, math.inf)] * 5) == "rrrrr"
+
+
+def test_a_broadcast_is_paid_once_calls_have_lost_half_of_it_on_each_side():
+    """After calls on the controller, five calls of 2 s that would take 1 s by rows lose 5 s, and so do five more."""
+    assert chosen([*[of(2.0, 1.0)] * 3, *[of(1.0, 2.0)] * 12]) == "ccc" + "c" * 9 + "rrr"
+    assert chosen([*[of(2.0, 1.0)] * 3, *[of(1.0, 12.0)] * 2]) == "cccrr"
+
+
+def test_alternating_calls_keep_their_plan():
+    assert chosen([of(2.0, 1.0), of(1.0, 2.0)] * 10) == "c" * 20
+
+
+def test_functions_without_updates_have_no_broadcast_to_pay():
+    """Validation by rows is faster, and nothing is stale: it does not wait for losses."""
+    assert chosen([of(1.0, 2.0, updates=False)]) == "r"
+    assert chosen([of(1.0, 2.0, updates=False)], lead=-5.0) == "r"
+    assert chosen([of(1.0, 2.0, updates=False)], lead=-5.0, stale=True) == "c"
+    assert chosen([of(1.0, 2.0, broadcast=0.0)] * 2, lead=-5.0, stale=True) == "rr"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_choices_take_at_most_three_times_as_long_as_the_best(seed):
+    """The best sequence of plans is computed by dynamic programming, with the costs of all calls known."""
+    import random
+
+    rng = random.Random(seed)
+    calls = [of(rng.choice([1.0, 3.0, 9.0]), rng.choice([1.0, 3.0, 9.0]), 10.0) for _ in range(200)]
+    best = {"r": 0.0, "c": 0.0}
+    for one in calls:
+        best = {
+            "r": one.rows + min(best["r"], best["c"] + one.broadcast),
+            "c": one.controller + min(best.values()),
+        }
+    taken, before = 0.0, "r"
+    for plan, one in zip(chosen(calls), calls):
+        taken += one.rows + one.broadcast * (before == "c") if plan == "r" else one.controller
+        before = plan
+    assert min(best.values()) <= taken <= 3 * min(best.values()) + 20.0
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_constants_are_read_as_they_were_written(tmp_path):
+    path = str(tmp_path / "new" / "costs.json")
+    Store(path).put("machines", "a", value=machine())
+    Store(path).put("machines", "b", value=machine(2.0))
+    Store(path).put("functions", "a", "graph", value={"rows": [[16, 1.5]], "controller": [[16, 2.5]]})
+    store = Store(path)
+    assert store.machines() == {"a": machine(), "b": machine(2.0)}
+    assert store.times("a", "graph") == {"rows": [[16.0, 1.5]], "controller": [[16.0, 2.5]]}
+    assert store.times("b", "graph") is None
+    assert store.times("a", "other") is None
+    assert sorted(os.listdir(tmp_path / "new")) == ["costs.json", "costs.json.lock"]
+
+
+def test_the_other_programs_of_a_machine_keep_their_entries(tmp_path):
+    path = str(tmp_path / "costs.json")
+    first, second = Store(path), Store(path)
+    first.put("machines", "a", value=machine())
+    second.put("machines", "b", value=machine())
+    assert sorted(second.machines()) == sorted(Store(path).machines()) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", '{"version": 0}', '{"version": 1, "machines": [1], "functions": 3}', b"\xff\xfe"],
+)
+def test_a_damaged_file_counts_as_empty(tmp_path, content):
+    path = tmp_path / "costs.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    store = Store(str(path))
+    assert store.machines() == {}
+    assert store.times("a", "graph") is None
+    store.put("machines", "a", value=machine())
+    assert Store(str(path)).machines() == {"a": machine()}
+
+
+@pytest.mark.parametrize("damage", [None, 3, [], [1, 2, 3, 4, 5, 6, 7, 8], {"alone": 1}])
+def test_a_damaged_entry_is_left_out(tmp_path, damage):
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({"version": 1, "machines": {"a": damage}, "functions": {"a": {"g": damage or 1}}}))
+    assert Store(str(path)).machines() == {}
+    assert Store(str(path)).times("a", "g") is None
+
+
+def test_a_file_that_cannot_be_written_is_reported_and_not_needed(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    store = Store(str(tmp_path / "file" / "costs.json"))
+    store.put("machines", "a", value=machine())
+    assert "cannot keep measured costs" in caplog.text
+    assert store.machines() == {"a": machine()}
+
+
+def test_the_path_of_the_file():
+    assert path_of_store({"HOME": "/home/me"}) == "/home/me/.cache/synkhronos/costs.json"
+    assert path_of_store({"HOME": "/home/me", "XDG_CACHE_HOME": "/caches"}) == "/caches/synkhronos/costs.json"
+    assert path_of_store({"HOME": "/home/me", "XDG_CACHE_HOME": "relative"}).startswith("/home/me/.cache")
+    assert path_of_store({"SYNKHRONOS_COSTS": "/here/mine.json", "HOME": "/home/me"}) == "/here/mine.json"
+
+
+def test_info_shows_the_constants(tmp_path):
+    path = str(tmp_path / "costs.json")
+    environment = {**os.environ, "SYNKHRONOS_COSTS": path}
+    command = [sys.executable, "-m", "synkhronos", "info"]
+
+    def info():
+        return subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False).stdout
+
+    assert "not measured yet" in info()
+    fast = machine()._replace(command=3.5e-5, meeting=9e-6)
+    Store(path).put("machines", "2 ranks of this machine", value=fast)
+    text = info()
+    assert "command 35 µs, meeting 9 µs" in text
+    assert "of 2 ranks of this machine" in text
+    assert describe_machine(fast)[0] == "command 35 µs, meeting 9 µs"
