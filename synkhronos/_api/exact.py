@@ -347,7 +347,8 @@ class _ExactPlanner(Planner):
         """
         fits = num_slices == 1 and not session.sequencer.place and (inputs.shares is None or any(inputs.counts))
         self.latest, kind = None, self.pinned or self._plan or session.plan
-        if self._alone is None or not fits or (kind == "auto" and not session.is_on_one_node):
+        needs_ranks = not session.is_on_one_node or self._graph.checks_shapes
+        if self._alone is None or not fits or (kind == "auto" and needs_ranks):
             kind = "rows"
         if kind == "auto" and session.n_ranks == 1:
             kind = "controller"
