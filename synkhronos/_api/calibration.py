@@ -19,20 +19,21 @@ from synkhronos import _backends, _graph
 from synkhronos._api.choice import Costs
 from synkhronos._api.data_arrays import data
 from synkhronos._backends import T, shared
-from synkhronos._costs import Curve, Grid, Machine, Rates, Store, path_of_store
+from synkhronos._costs import MOST_BUSY, Curve, Grid, Machine, Rates, Store, path_of_store, typical
 from synkhronos._rank import AllReduce
 from synkhronos._session import Session
 from synkhronos._utils.display import Progress, progress
-from synkhronos._utils.resources import count_cores, processor
+from synkhronos._utils.resources import busy, count_cores, processor
 
 _logger = logging.getLogger("synkhronos")
 
 _DTYPES = ("float32", "float64")
 _LENGTHS = (1, 16, 128, 1024)  # of products
 _BYTES = (2**10, 2**14, 2**18, 2**21, 2**24)  # of arrays
-_SECONDS, _LEAST, _MOST = 0.01, 3, 200  # of the calls for one constant
+_REPETITIONS = 3
+_SECONDS, _LEAST, _MOST = 0.002, 2, 200  # of the calls for one constant, in each repetition
 _SMALLEST = 1e-7  # seconds of work that is too short to be measured
-_N_SPECIAL, _N_NODES, _N_MEETINGS = 2**16, 32, 8
+_N_SPECIAL, _N_NODES, _N_MEETINGS = 2**16, 30, 8
 
 
 def measured(session: Session, version: str, build: Callable[..., Any]) -> Costs:
@@ -49,10 +50,12 @@ def measured(session: Session, version: str, build: Callable[..., Any]) -> Costs
     store, name = Store(path_of_store(os.environ)), name_of_machine(session, version)
     machine = store.machines().get(name)
     if machine is None:
+        is_quiet = busy() < MOST_BUSY
         _logger.info("measuring this machine, to choose the plans of exact functions: %s", name)
-        with progress("measuring this machine", 2 + 2 * len(_DTYPES) + len(_BYTES)) as work:
-            machine = _Measurement(session, build, work).machine()
-        store.put("machines", name, value=machine)
+        with progress("measuring this machine", 1 + _REPETITIONS) as work:
+            measurement = _Measurement(session, build, work)
+            machine = typical([measurement.machine() for _ in range(_REPETITIONS)])
+        store.put("machines", name, value=machine, is_kept=is_quiet)
     return Costs(store, name, machine)
 
 
@@ -86,103 +89,106 @@ def _libraries(flags: str) -> list[str]:
 
 
 class _Measurement:
-    """Measurement of all constants."""
+    """Measurement of all constants, which can be repeated.
+
+    Parameters
+    ----------
+    session : Session
+    build : callable
+        `synkhronos.function`.
+    work : Progress
+    """
 
     def __init__(self, session: Session, build: Callable[..., Any], work: Progress) -> None:
         self._session, self._build, self._work = session, build, work
-        self._controller = session.replica
-
-    def machine(self) -> Machine:
-        """Measure the constants."""
         x = T.matrix("x", dtype="float32")
         some = [np.ones((64, 4), np.float32)]
-        alone, by_rows = (self._build([x], (2 * x).sum(), exact=True, plan=plan) for plan in ("controller", "rows"))
         value = x
         for _ in range(_N_MEETINGS + 1):
             value = value - value.sum()
-        chain = self._build([x], value.sum(), exact=True, plan="rows")
-        for one in (alone, by_rows, chain):
-            one(*some)
-        call, one_meeting = _seconds(lambda: alone(*some)), _seconds(lambda: by_rows(*some))
-        meeting = max(_SMALLEST, (_seconds(lambda: chain(*some)) - one_meeting) / (_N_MEETINGS + 1))
+        self._calls: list[Callable[[], Any]] = [functools.partial(build([], [], [x], on_unused_input="ignore"), *some)]
+        self._calls += [
+            functools.partial(build([x], one.sum(), exact=True, plan=plan), *some)
+            for one, plan in ((2 * x, "controller"), (2 * x, "rows"), (value, "rows"))
+        ]
+        self._nothing = 0.0, 0.0  # seconds of calls that compute nothing, on the controller and on all ranks
+        self._products = {dtype: self._products_of(dtype) for dtype in _DTYPES}
+        x, y, out = T.vector("x", dtype="float32"), T.vector("y", dtype="float32"), shared(np.zeros(1, np.float32))
+        add = self._both([x, y], x + y, out)
+        self._passes = [functools.partial(add, *self._arrays((n_bytes // 12,), (n_bytes // 12,))) for n_bytes in _BYTES]
+        self._special = functools.partial(self._both([x], T.exp(x), out), *self._arrays((_N_SPECIAL,)))
+        value = x
+        for _ in range(_N_NODES // 3):
+            value = value - value.max()  # a maximum, a view with another dimension, and a difference
+        self._nodes = functools.partial(self._both([x], value, out), *self._arrays((1,)))
+        self._variables = [shared(np.ones(n_bytes // 4, np.float32)) for n_bytes in _BYTES]
+        session.distribute_variables(self._variables)
         self._work.done += 1
-        command = max(_SMALLEST, one_meeting - meeting)
+
+    def machine(self) -> Machine:
+        """Measure the constants."""
+        nothing, call, one_meeting, more_meetings = map(_seconds, self._calls)
+        self._nothing = _seconds(lambda: self._session.replica.compute(list, [])), nothing
+        meeting = max(_SMALLEST, (more_meetings - one_meeting) / _N_MEETINGS)
         rates = self._rates()
-        copies, reductions, broadcasts = zip(*self._exchanges())
-        return Machine(
-            *rates,
-            call,
-            command,
-            meeting,
-            Curve(_BYTES, copies),
-            Curve(_BYTES, reductions),
-            Curve(_BYTES, broadcasts),
-        )
+        curves = [Curve(_BYTES, seconds) for seconds in zip(*self._exchanges())]
+        self._work.done += 1
+        return Machine(*rates, call, max(_SMALLEST, one_meeting - meeting), meeting, *curves)
 
     def _rates(self) -> tuple[Rates, Rates]:
         """Return the rates of the controller alone, and of all ranks at the same time."""
         grids: tuple[dict[str, Grid], dict[str, Grid]] = {}, {}
-        for dtype in _DTYPES:
-            x, y, out = T.matrix("x", dtype=dtype), T.matrix("y", dtype=dtype), shared(np.zeros((1, 1), dtype))
-            both = self._both([x, y], T.dot(x, y), out)
-            rng = np.random.default_rng(0)
-            shapes = [*product(_LENGTHS, _LENGTHS[1:], _LENGTHS[1:])]
-            times = [
-                both([rng.random(shape, np.float32).astype(dtype) for shape in ((m, k), (k, n))]) for m, n, k in shapes
-            ]
-            for grid, seconds in zip(grids, zip(*times)):
-                grid[dtype] = Grid(_LENGTHS, _LENGTHS[1:], _LENGTHS[1:], tuple(seconds))
-            self._work.done += 2
-        x, y, out = T.vector("x", dtype="float32"), T.vector("y", dtype="float32"), shared(np.zeros(1, np.float32))
-        both = self._both([x, y], x + y, out)
-        passes = zip(*[both([np.ones(n_bytes // 12, np.float32)] * 2) for n_bytes in _BYTES])
-        special = self._both([x], T.exp(x), out)([np.ones(_N_SPECIAL, np.float32)])
-        value = x
-        for _ in range(_N_NODES):
-            value = T.exp(value)[::-1]
-        chain = self._both([x], value, out)([np.ones(1, np.float32)])
-        self._work.done += 1
+        for dtype, products in self._products.items():
+            for grid, seconds in zip(grids, zip(*(measure() for measure in products))):
+                grid[dtype] = Grid(_LENGTHS, _LENGTHS[1:], _LENGTHS[1:], seconds)
+        passes = zip(*(measure() for measure in self._passes))
         alone, together = (
-            Rates(grid, Curve(_BYTES, tuple(curve)), one / _N_SPECIAL, all_nodes / (2 * _N_NODES))
-            for grid, curve, one, all_nodes in zip(grids, passes, special, chain)
+            Rates(grid, Curve(_BYTES, curve), one / _N_SPECIAL, all_nodes / _N_NODES)
+            for grid, curve, one, all_nodes in zip(grids, passes, self._special(), self._nodes())
         )
         return alone, together
 
-    def _both(self, inputs: list[Any], value: Any, out: Any) -> Callable[[list[Any]], tuple[float, float]]:
-        """Return a function that takes arrays, and measures the controller alone, and all ranks at the same time.
+    def _products_of(self, dtype: str) -> list[Callable[[], tuple[float, float]]]:
+        """Return functions that measure products of matrices of one dtype."""
+        x, y, out = T.matrix("x", dtype=dtype), T.matrix("y", dtype=dtype), shared(np.zeros((1, 1), dtype))
+        both = self._both([x, y], T.dot(x, y), out)
+        arrays = functools.cache(lambda *shape: self._arrays(shape, dtype=dtype)[0])
+        return [
+            functools.partial(both, arrays(m, k), arrays(k, n))
+            for m, n, k in product(_LENGTHS, _LENGTHS[1:], _LENGTHS[1:])
+        ]
+
+    def _arrays(self, *shapes: tuple[int, ...], dtype: str = "float32") -> list[Any]:
+        """Return `Data` of some shapes."""
+        rng = np.random.default_rng(0)
+        return [data(rng.random(shape, np.float32).astype(dtype)) for shape in shapes]
+
+    def _both(self, inputs: list[Any], value: Any, out: Any) -> Callable[..., tuple[float, float]]:
+        """Return a function that takes `Data`, and measures the controller alone, and all ranks at the same time.
 
         It computes ``value`` from the inputs, and stores it in a shared variable.
         """
         function = self._build([], [], inputs, updates=[(out, value)])
         run = _graph.run_function(function._theano)
-        empty = self._build([], [], inputs, on_unused_input="ignore")
 
-        def measure(arrays: list[Any]) -> tuple[float, float]:
-            given = [data(array) for array in arrays]
-            both = []
-            for call, nothing in (
-                (lambda: self._controller.compute(run, arrays), lambda: None),
-                (lambda: function(*given), lambda: empty(*given)),
-            ):
-                both.append(max(_SMALLEST, _seconds(call) - _seconds(nothing)))
-            return both[0], both[1]
+        def measure(*given: Any) -> tuple[float, float]:
+            arrays = [one.data for one in given]
+            alone = _seconds(lambda: self._session.replica.compute(run, arrays)) - self._nothing[0]
+            together = _seconds(lambda: function(*given)) - self._nothing[1]
+            return max(_SMALLEST, alone), max(_SMALLEST, together)
 
         return measure
 
     def _exchanges(self) -> Iterator[tuple[float, float, float]]:
         """Yield the seconds of a copy, of an all-reduce and of a broadcast, by bytes."""
         empty = _seconds(self._session.flush)
-        for n_bytes in _BYTES:
-            array = np.ones(n_bytes // 4, np.float32)
-            target, var = np.empty_like(array), shared(array.copy())
-            self._session.distribute_variables([var])
-            reduce = functools.partial(self._session.run, AllReduce(self._session.keys([var]), "max", None))
-            copy = _seconds(functools.partial(np.copyto, target, array))
-            reduction, broadcast = (
-                max(_SMALLEST, _seconds(one) - empty) for one in (reduce, functools.partial(self._broadcast, var))
-            )
-            yield copy, reduction, broadcast
-            self._work.done += 1
+        for var in self._variables:
+            array = var.get_value()
+            copy = _seconds(functools.partial(np.copyto, np.empty_like(array), array))
+            reduce = AllReduce(self._session.keys([var]), "max", None)
+            reduction = _seconds(functools.partial(self._session.run, reduce)) - empty
+            broadcast = _seconds(functools.partial(self._broadcast, var)) - empty
+            yield copy, max(_SMALLEST, reduction), max(_SMALLEST, broadcast)
 
     def _broadcast(self, var: Any) -> None:
         self._session.stale.add([var])

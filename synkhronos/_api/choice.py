@@ -25,14 +25,24 @@ from synkhronos._api.call_plan import ControllerCall, Inputs, chosen
 from synkhronos._api.checks import Input
 from synkhronos._api.data_arrays import Data, data
 from synkhronos._backends import Constant, io_toposort, ops
-from synkhronos._costs import Estimate, Machine, Store, Work, along_rows, choose, seconds_by_rows, seconds_on_controller
+from synkhronos._costs import (
+    MOST_BUSY,
+    Estimate,
+    Machine,
+    Store,
+    Work,
+    along_rows,
+    choose,
+    seconds_by_rows,
+    seconds_on_controller,
+)
 from synkhronos._graph import Graph
 from synkhronos._rank import Call
 from synkhronos._session import Place, Session
 from synkhronos._sharding import Prediction, ShardedGraph, WorkReader
 from synkhronos._utils.interrupts import let_interrupts_pass
 from synkhronos._utils.keyed_cache import KeyedCache
-from synkhronos._utils.resources import free_memory
+from synkhronos._utils.resources import busy, free_memory
 
 #: Numbers of rows at which both plans are timed. A line between them also holds well for other numbers.
 _FEW, _MANY = 16, 1024
@@ -195,6 +205,7 @@ class Chooser:
         arrays = chosen(inputs.values, inputs.batch, self._specs, self._user.n_scattered)
         n_rows = len(inputs.batch.rows[0]) if inputs.shares is not None else 0
         sizes = [max(_FEW, session.n_ranks), self._many(session, inputs, n_rows)] if n_rows else [1]
+        is_quiet = busy() < MOST_BUSY
         times: dict[str, list[list[float]]] = {"rows": [], "controller": []}
         variables = _graph.updated_variables(self._compiled)
         with _unchanged(session, variables):
@@ -210,7 +221,7 @@ class Chooser:
                 let_interrupts_pass(error)
                 session.check_usable()
                 times = {}
-        self._costs.store.put("functions", self._costs.name, self._name_of_graph(inputs), value=times)
+        self._costs.store.put("functions", self._costs.name, self._name_of_graph(inputs), value=times, is_kept=is_quiet)
 
     def _many(self, session: Session, inputs: Inputs, n_rows: int) -> int:
         """Return the larger number of rows; all values of a call then fit into a quarter of the free memory."""

@@ -47,6 +47,7 @@ class ExactFunction(Function):
     """
 
     _graph: ShardedGraph
+    _alone: _OnController | None = None
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class ExactFunction(Function):
                 'plan is "controller", but the controller alone does not have all data: the function computes on GPUs, '
                 'uses sliceable_shareds, or has random="own"'
             )
+        self._alone = alone
         chooser = Chooser(divided, user, self._theano, self._inputs)
         self._planner: _ExactPlanner = _ExactPlanner(
             divided, results, self._collectives, alike, session.on_gpu, plan=plan, alone=alone, chooser=chooser
@@ -131,6 +133,8 @@ class ExactFunction(Function):
         is_new = self._session is None or self._session() is not session
         can = super().join(session)
         if can and is_new:
+            if self._alone is not None:
+                self._alone.join()
             self._plans = ChosenPlans(MOST_PLANS, self._prefers_controller, self._latest)
         return can
 
@@ -276,19 +280,29 @@ class _OnController:
     def __init__(self, user: Graph, specs: Sequence[Input], shared: Callable[[], list[Any]]) -> None:
         self._user, self._specs, self._shared = user, specs, shared
         self._runners: dict[Any, tuple[Callable[[list[Any]], list[Any]], list[Any]]] = {}
+        self._pairs: dict[Any, list[tuple[_graph.SentValue, int | None]]] = {}  # of this session, once all have keys
+
+    def join(self) -> None:
+        """Forget what belongs to an earlier session."""
+        self._pairs.clear()
 
     def compute(self, subset: tuple[int, ...] | None, session: Session, values: Sequence[Any], batch: Any) -> list[Any]:
         """Compute outputs and updates from all rows of the call; return the outputs, or a subset of them."""
         run, updated = self._runners.get(subset) or self._compile(session, subset)
+        pairs = self._pairs.get(subset)
+        if pairs is None:
+            pairs = session.stale.pairs_of(updated)
+            if all(key is not None for _, key in pairs):
+                self._pairs[subset] = pairs
         if session.replica_check.every:
             session.replica_check.see_calls([self._shared()])
         arrays = chosen(values, batch, self._specs, self._user.n_scattered)
         try:
-            session.stale.computes(updated)
+            session.stale.begin(pairs)
             session.timeline.switch(FUNCTION)
             outputs = session.replica.compute(run, arrays)
         finally:
-            session.stale.add(updated)
+            session.stale.end(pairs)
         return list(map(session.private, outputs))
 
     def _compile(

@@ -14,5 +14,6 @@ from synkhronos._costs.model import (
     describe_machine,
     seconds_by_rows,
     seconds_on_controller,
+    typical,
 )
-from synkhronos._costs.store import Store, path_of_store
+from synkhronos._costs.store import MOST_BUSY, Store, path_of_store

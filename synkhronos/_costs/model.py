@@ -8,7 +8,9 @@ measured sizes, on logarithmic scales; beyond the measured sizes they grow with 
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -292,6 +294,46 @@ def describe_machine(machine: Machine) -> list[str]:
         memory = 1e-9 * passes.sizes[-1] / passes.seconds[-1]
         lines.append(f"{title}: {products:.3g} GFLOP/s of float32 products, {memory:.3g} GB/s")
     return lines
+
+
+def typical(machines: Sequence[Machine]) -> Machine:
+    """Combine repeated measurements: the median of each constant, and no product or pass slower than a larger one.
+
+    Other programs delay single measurements. A delay that lasts longer is found by comparison with larger sizes.
+    """
+
+    def median(found: Sequence[Any]) -> Any:
+        first = found[0]
+        if isinstance(first, dict):
+            return {name: median([one[name] for one in found]) for name in first}
+        if isinstance(first, tuple):
+            parts = [median(parts) for parts in zip(*found)]
+            return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+        return statistics.median(found)
+
+    def smooth(curve: Curve) -> Curve:
+        return Curve(curve.sizes, tuple(min(curve.seconds[i:]) for i in range(len(curve.sizes))))
+
+    def smooth_grid(grid: Grid) -> Grid:
+        places = list(itertools.product(*(range(len(axis)) for axis in grid[:3])))
+        pairs = list(zip(places, grid.seconds))
+        least = [
+            min(seconds for other, seconds in pairs if all(a >= b for a, b in zip(other, place))) for place in places
+        ]
+        return grid._replace(seconds=tuple(least))
+
+    def smooth_rates(rates: Rates) -> Rates:
+        products = {dtype: smooth_grid(grid) for dtype, grid in rates.products.items()}
+        return rates._replace(products=products, passes=smooth(rates.passes))
+
+    found: Machine = median(machines)
+    return found._replace(
+        alone=smooth_rates(found.alone),
+        together=smooth_rates(found.together),
+        copy=smooth(found.copy),
+        reduction=smooth(found.reduction),
+        broadcast=smooth(found.broadcast),
+    )
 
 
 def machine_from(entry: Any) -> Machine:

@@ -24,6 +24,9 @@ _logger = logging.getLogger("synkhronos")
 #: Version of the measurements. Files of other versions are not read.
 VERSION = 1
 
+#: Part of the time of this process's cores that other programs may use while costs are measured that are to be kept.
+MOST_BUSY = 0.1
+
 #: Environment variable with the path of the file.
 VARIABLE = "SYNKHRONOS_COSTS"
 
@@ -70,8 +73,12 @@ class Store:
         except (AttributeError, TypeError, ValueError):
             return None
 
-    def put(self, kind: str, *names: str, value: Any) -> None:
-        """Store a value under ``kind`` and further names, in the file and in this object."""
+    def put(self, kind: str, *names: str, value: Any, is_kept: bool = True) -> None:
+        """Store a value under ``kind`` and further names, in this object and, if it is to be kept, in the file."""
+        if not is_kept:
+            _logger.info("other programs use the cores, so the next program measures again")
+            self._content = _with(_with_version(self._content), (kind, *names), value)
+            return
         try:
             folder = os.path.dirname(self._path)
             os.makedirs(folder, exist_ok=True)

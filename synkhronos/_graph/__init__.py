@@ -7,6 +7,7 @@ from synkhronos._graph.pickling import Bundle, Unpacked, bytes_variable, claim_s
 from synkhronos._graph.pickling import pack_values as pack
 from synkhronos._graph.shared_variables import (
     IN_WORK,
+    SentValue,
     VariableTable,
     adopt_array,
     copy_array,

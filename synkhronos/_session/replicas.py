@@ -40,24 +40,37 @@ class StaleReplicas:
         self.lead: float | None = None
         self._table = table
 
+    def pairs_of(self, variables: Sequence[Any]) -> list[tuple[_graph.SentValue, int | None]]:
+        """Return the record and the key of each variable; the key is ``None`` if the other ranks do not have it yet."""
+        return [(_graph.sync_of(var.container), self._table.key(var)) for var in variables]
+
     def add(self, variables: Sequence[Any]) -> None:
         """Record that the controller's present values are valid for all ranks.
 
         Variables that the other ranks do not have yet are left out: they are sent with a function.
         """
-        for var in variables:
-            sync, key = _graph.sync_of(var.container), self._table.key(var)
-            sync.sent = sync.storage[0]
-            sync.stale = None if key is None else sync.storage[0]
+        self.end(self.pairs_of(variables))
+
+    def begin(self, pairs: Sequence[tuple[_graph.SentValue, int | None]]) -> None:
+        """Record that the controller begins to compute new values of variables; `end` must follow.
+
+        Parameters
+        ----------
+        pairs : list of (SentValue, int or None)
+            The result of `pairs_of`.
+        """
+        for sync, key in pairs:
             if key is not None:
+                sync.stale = _graph.IN_WORK
                 self.keys.add(key)
 
-    def computes(self, variables: Sequence[Any]) -> None:
-        """Record that the controller begins to compute new values of variables; `add` must follow."""
-        for var in variables:
-            key = self._table.key(var)
+    def end(self, pairs: Sequence[tuple[_graph.SentValue, int | None]]) -> None:
+        """Record that the controller has computed new values, which are valid for all ranks."""
+        for sync, key in pairs:
+            sync.sent = value = sync.storage[0]
+            sync.stale = None
             if key is not None:
-                _graph.sync_of(var.container).stale = _graph.IN_WORK
+                sync.stale = value
                 self.keys.add(key)
 
     def send(self, issue: Callable[[Command], Any]) -> None:

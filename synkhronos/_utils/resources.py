@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,3 +122,34 @@ def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
     numbers = [f"{name} {fields[field]}" for name, field in names.items() if field in fields]
     vectors = next((one.upper() for one in _VECTORS if one in flags), "")
     return f"{fields.get('model name', platform.machine())} ({', '.join(filter(None, [*numbers, vectors]))})"
+
+
+def busy(seconds: float = 0.2, stat: str = "/proc/stat") -> float:
+    """Return which part of the time of this process's cores is in use while this process sleeps; 0 if unknown.
+
+    Parameters
+    ----------
+    seconds : float
+        Duration of the sleep.
+    stat : str
+        Path of the kernel's file with the times of all cores.
+    """
+
+    def times() -> tuple[int, int]:
+        idle = total = 0
+        cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        with open(stat) as file:
+            for line in file:
+                name, *numbers = line.split()
+                if name in cores:
+                    total += sum(map(int, numbers[:8]))
+                    idle += int(numbers[3]) + int(numbers[4])
+        return idle, total
+
+    try:
+        before = times()
+        time.sleep(seconds)
+        idle, total = (after - earlier for earlier, after in zip(before, times()))
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return 1 - idle / total if total > 0 else 0.0
