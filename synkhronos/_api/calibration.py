@@ -48,14 +48,15 @@ def measured(session: Session, version: str, build: Callable[..., Any]) -> Costs
         `synkhronos.function`.
     """
     store, name = Store(path_of_store(os.environ)), name_of_machine(session, version)
-    machine = store.machines().get(name)
-    if machine is None:
-        is_quiet = busy() < MOST_BUSY
+    machine, is_busy = store.machines().get(name), False
+    if machine is None or store.is_provisional("machines", name):
+        is_busy = busy() > MOST_BUSY
+    if machine is None or (store.is_provisional("machines", name) and not is_busy):
         _logger.info("measuring this machine, to choose the plans of exact functions: %s", name)
         with progress("measuring this machine", 1 + _REPETITIONS) as work:
             measurement = _Measurement(session, build, work)
             machine = typical([measurement.machine() for _ in range(_REPETITIONS)])
-        store.put("machines", name, value=machine, is_kept=is_quiet)
+        store.put("machines", name, value=machine, is_provisional=is_busy)
     return Costs(store, name, machine)
 
 

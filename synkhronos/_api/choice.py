@@ -94,6 +94,7 @@ class Chooser:
         self._graph, self._user, self._compiled, self._specs = graph, user, compiled, specs
         self._reader: WorkReader | None = None
         self._digest = ""
+        self._is_timed = False  # in this program
         self._costs: Costs | None = None
 
     def estimate(self, session: Session, inputs: Inputs) -> Estimate:
@@ -123,8 +124,9 @@ class Chooser:
         rest = costs.machine.broadcast.at(n_bytes) if n_bytes else 0.0, bool(updated)
         if not work.unknown and not 1 / _NEAR < rows / controller < _NEAR:
             return Estimate(rows, controller, *rest, "model")
-        times = costs.store.times(costs.name, self._name_of_graph(inputs))
-        if times is None and self._can_be_timed():
+        name = self._name_of_graph(inputs)
+        times = costs.store.times(costs.name, name)
+        if self._can_be_timed() and (times is None or self._is_to_be_timed_again(costs, name)):
             raise Unmeasured(inputs)
         if times:
             rows, controller = (along_rows(times[plan], n_rows) for plan in ("rows", "controller"))
@@ -184,6 +186,12 @@ class Chooser:
             self._digest = digest_of([*self._user.input_variables, *outputs, *itertools.chain(*updates)])
         return hashlib.sha256(repr((self._digest, shapes, shared)).encode()).hexdigest()[:32]
 
+    def _is_to_be_timed_again(self, costs: Costs, name: str) -> bool:
+        """Return whether the cores were busy when the function was timed by an earlier program, and are free now."""
+        if self._is_timed or not costs.store.is_provisional("functions", costs.name, name):
+            return False
+        return busy() <= MOST_BUSY
+
     def _can_be_timed(self) -> bool:
         """Return whether more calls than the program asks for have no effect but updates, which are undone."""
         outputs, updates = self._user.expressions
@@ -205,7 +213,7 @@ class Chooser:
         arrays = chosen(inputs.values, inputs.batch, self._specs, self._user.n_scattered)
         n_rows = len(inputs.batch.rows[0]) if inputs.shares is not None else 0
         sizes = [max(_FEW, session.n_ranks), self._many(session, inputs, n_rows)] if n_rows else [1]
-        is_quiet = busy() < MOST_BUSY
+        is_busy, self._is_timed = busy() > MOST_BUSY, True
         times: dict[str, list[list[float]]] = {"rows": [], "controller": []}
         variables = _graph.updated_variables(self._compiled)
         with _unchanged(session, variables):
@@ -221,7 +229,9 @@ class Chooser:
                 let_interrupts_pass(error)
                 session.check_usable()
                 times = {}
-        self._costs.store.put("functions", self._costs.name, self._name_of_graph(inputs), value=times, is_kept=is_quiet)
+        self._costs.store.put(
+            "functions", self._costs.name, self._name_of_graph(inputs), value=times, is_provisional=is_busy
+        )
 
     def _many(self, session: Session, inputs: Inputs, n_rows: int) -> int:
         """Return the larger number of rows; all values of a call then fit into a quarter of the free memory."""

@@ -24,7 +24,8 @@ _logger = logging.getLogger("synkhronos")
 #: Version of the measurements. Files of other versions are not read.
 VERSION = 1
 
-#: Part of the time of this process's cores that other programs may use while costs are measured that are to be kept.
+#: Part of the time of this process's cores. If other programs use more, costs are provisional: a later program that
+#: finds the cores free measures them again.
 MOST_BUSY = 0.1
 
 #: Environment variable with the path of the file.
@@ -73,18 +74,26 @@ class Store:
         except (AttributeError, TypeError, ValueError):
             return None
 
-    def put(self, kind: str, *names: str, value: Any, is_kept: bool = True) -> None:
-        """Store a value under ``kind`` and further names, in this object and, if it is to be kept, in the file."""
-        if not is_kept:
-            _logger.info("other programs use the cores, so the next program measures again")
-            self._content = _with(_with_version(self._content), (kind, *names), value)
-            return
+    def is_provisional(self, *names: str) -> bool:
+        """Return whether a value, given by its kind and further names, was measured while other programs were busy."""
+        found: Any = self._content
+        for name in ("provisional", *names):
+            found = _entries(found, name)
+        return bool(found)
+
+    def put(self, *names: str, value: Any, is_provisional: bool = False) -> None:
+        """Store a value under its kind and further names, in the file and in this object."""
+
+        def changed(content: dict[str, Any]) -> dict[str, Any]:
+            content = _with({**content, "version": VERSION}, names, value)
+            return _with(content, ("provisional", *names), {"busy": True} if is_provisional else {})
+
         try:
             folder = os.path.dirname(self._path)
             os.makedirs(folder, exist_ok=True)
             with open(f"{self._path}.lock", "ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it if this process dies
-                self._content = _with(_with_version(self._read()), (kind, *names), value)
+                self._content = changed(self._read())
                 descriptor, new = tempfile.mkstemp(dir=folder)
                 try:
                     with open(descriptor, "w") as file:
@@ -94,7 +103,7 @@ class Store:
                     os.unlink(new)
                     raise
         except OSError as error:
-            self._content = _with(_with_version(self._content), (kind, *names), value)
+            self._content = changed(self._content)
             _logger.warning(
                 "cannot keep measured costs in %s, so each program measures them again: %s", self._path, error
             )
@@ -109,10 +118,6 @@ class Store:
             _logger.warning("ignored %s, which should have measured costs: %s", self._path, error)
             return {}
         return content if isinstance(content, dict) and content.get("version") == VERSION else {}
-
-
-def _with_version(content: dict[str, Any]) -> dict[str, Any]:
-    return {**content, "version": VERSION}
 
 
 def _with(content: dict[str, Any], names: tuple[str, ...], value: Any) -> dict[str, Any]:

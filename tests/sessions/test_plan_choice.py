@@ -25,7 +25,9 @@ CONSTANTS = Machine(RATES, RATES, 0.0, 0.01, 0.0, FREE, FREE, Curve((1.0, 1e9), 
 
 @pytest.fixture
 def costs(tmp_path, monkeypatch):
-    """Return the path of a file of costs for this test."""
+    """Return the path of a file of costs for this test. Costs count as measured while the cores were free."""
+    for module in ("calibration", "choice"):
+        monkeypatch.setattr(f"synkhronos._api.{module}.busy", lambda: 0.0)
     path = tmp_path / "costs.json"
     monkeypatch.setenv("SYNKHRONOS_COSTS", str(path))
     return path
@@ -180,6 +182,24 @@ def test_the_times_on_file_decide(automatic, costs, sorting):
         synk.fork(2, use_gpu=False, plan="auto")
         function(values(30))
         assert by(function) == faster
+
+
+def test_costs_of_a_busy_machine_are_measured_again_when_it_is_free(costs, no_session, sorting, monkeypatch):
+    """Until then they are used, so that each program does not measure them."""
+    inputs, output, _, updates = sorting
+    seen = []
+    for part in (0.9, 0.9, 0.0, 0.0):
+        for module in ("calibration", "choice"):
+            monkeypatch.setattr(f"synkhronos._api.{module}.busy", lambda part=part: part)
+        synk.fork(2, use_gpu=False, plan="auto")
+        synk.function(inputs, output, updates=updates, exact=True)(values(30))
+        synk.close()
+        content = json.loads(costs.read_text())
+        seen.append([content[name] for name in ("machines", "functions")])
+    assert seen[1] == seen[0]
+    assert seen[2][0] != seen[0][0]
+    assert seen[2][1] != seen[0][1]
+    assert seen[3] == seen[2]
 
 
 class Counting(theano.Op):

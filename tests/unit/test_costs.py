@@ -25,7 +25,9 @@ from synkhronos._costs import (
     path_of_store,
     seconds_by_rows,
     seconds_on_controller,
+    typical,
 )
+from synkhronos._utils.resources import busy
 
 CURVE = Curve((10.0, 1000.0), (1.0, 4.0))
 GRID = Grid((1, 4), (2, 8), (2, 8), (1.0, 4.0, 2.0, 8.0, 4.0, 16.0, 8.0, 32.0))
@@ -175,6 +177,50 @@ def test_the_other_programs_of_a_machine_keep_their_entries(tmp_path):
     first.put("machines", "a", value=machine())
     second.put("machines", "b", value=machine())
     assert sorted(second.machines()) == sorted(Store(path).machines()) == ["a", "b"]
+
+
+def test_provisional_entries(tmp_path):
+    path = str(tmp_path / "costs.json")
+    store = Store(path)
+    for is_provisional in (True, False, True):
+        store.put("machines", "a", value=machine(), is_provisional=is_provisional)
+        store.put("functions", "a", "g", value={"rows": [[1, 2]]}, is_provisional=not is_provisional)
+        assert Store(path).is_provisional("machines", "a") == store.is_provisional("machines", "a") == is_provisional
+        assert Store(path).is_provisional("functions", "a", "g") != is_provisional
+    assert not store.is_provisional("machines", "b")
+
+
+def test_repeated_measurements_are_combined():
+    """The median of each constant counts, and a product that was delayed in all repetitions is as fast as a larger one."""
+    fast, slow = machine(), machine(together=50.0, command=9e9)
+    assert typical([fast, slow, fast]) == fast
+    delayed = GRID._replace(seconds=(1.0, 100.0, 2.0, 8.0, 4.0, 16.0, 8.0, 32.0))
+    one = fast._replace(
+        alone=fast.alone._replace(products={"float32": delayed}, passes=Curve((1, 2, 3), (9.0, 1.0, 2.0)))
+    )
+    found = typical([one, one]).alone
+    assert found.products["float32"].seconds == (1.0, 8.0, 2.0, 8.0, 4.0, 16.0, 8.0, 32.0)
+    assert found.passes.seconds == (1.0, 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("after", "part"),
+    [
+        ("cpu0 150 0 0 950 0 0 0 0\ncpu1 100 0 0 900 0 0 0 0\n", 0.25),
+        ("cpu0 100 0 0 1000 0 0 0 0\ncpu1 900 0 0 900 0 0 0 0\n", 0.0),
+        ("cpu0 100 0 0 900 0 0 0 0\n", 0.0),
+        ("cpu0 x\n", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_the_load_of_the_cores(tmp_path, monkeypatch, after, part):
+    """Core 0 is this process's; the load of core 1 does not count."""
+    stat = tmp_path / "stat"
+    stat.write_text("cpu 1 1 1\ncpu0 100 0 0 800 0 0 0 0\ncpu1 100 0 0 900 0 0 0 0\nintr 5\n")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr("time.sleep", lambda seconds: stat.write_text(after))
+    assert busy(stat=str(stat)) == pytest.approx(part)
+    assert busy(stat=str(tmp_path / "missing")) == 0.0
 
 
 @pytest.mark.parametrize(
