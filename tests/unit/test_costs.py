@@ -191,7 +191,7 @@ def test_provisional_entries(tmp_path):
 
 
 def test_repeated_measurements_are_combined():
-    """The median of each constant counts, and a product that was delayed in all repetitions is as fast as a larger one."""
+    """The median of each constant counts. A product that was always delayed is as fast as a larger one."""
     fast, slow = machine(), machine(together=50.0, command=9e9)
     assert typical([fast, slow, fast]) == fast
     delayed = GRID._replace(seconds=(1.0, 100.0, 2.0, 8.0, 4.0, 16.0, 8.0, 32.0))
