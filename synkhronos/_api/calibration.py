@@ -129,7 +129,8 @@ class _Measurement:
     def machine(self) -> Machine:
         """Measure the constants."""
         nothing, call, one_meeting, more_meetings = map(_seconds, self._calls)
-        self._nothing = _seconds(lambda: self._session.replica.compute(list, [])), nothing
+        with self._session.lock:
+            self._nothing = _seconds(lambda: self._session.replica.compute(list, [])), nothing
         meeting = max(_SMALLEST, (more_meetings - one_meeting) / _N_MEETINGS)
         rates = self._rates()
         curves = [Curve(_BYTES, seconds) for seconds in zip(*self._exchanges())]
@@ -174,7 +175,8 @@ class _Measurement:
 
         def measure(*given: Any) -> tuple[float, float]:
             arrays = [one.data for one in given]
-            alone = _seconds(lambda: self._session.replica.compute(run, arrays)) - self._nothing[0]
+            with self._session.lock:
+                alone = _seconds(lambda: self._session.replica.compute(run, arrays)) - self._nothing[0]
             together = _seconds(lambda: function(*given)) - self._nothing[1]
             return max(_SMALLEST, alone), max(_SMALLEST, together)
 
@@ -192,8 +194,9 @@ class _Measurement:
             yield copy, max(_SMALLEST, reduction), max(_SMALLEST, broadcast)
 
     def _broadcast(self, var: Any) -> None:
-        self._session.stale.add([var])
-        self._session.update_replicas()
+        with self._session.lock:
+            self._session.stale.add([var])
+            self._session.update_replicas()
 
 
 def _seconds(call: Callable[[], Any]) -> float:

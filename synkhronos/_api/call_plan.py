@@ -255,6 +255,7 @@ class ControllerCall(NamedTuple):
     #: ``compute(session, values, batch)`` computes the outputs from the values of the inputs; `chosen` has the latter.
     compute: Callable[[Session, Sequence[Any], Any], list[Any]]
     counts: tuple[int, ...]  # data points by rank
+    subset: tuple[int, ...] | None  # of the outputs; ``None``: all
 
 
 class Staging(NamedTuple):

@@ -8,7 +8,6 @@ as long as it uses the same file of costs.
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 import itertools
 import math
@@ -40,7 +39,7 @@ from synkhronos._graph import Graph
 from synkhronos._rank import Call
 from synkhronos._session import Place, Session
 from synkhronos._sharding import Prediction, ShardedGraph, WorkReader
-from synkhronos._utils.interrupts import let_interrupts_pass
+from synkhronos._utils.interrupts import deferred_interrupts, let_interrupts_pass
 from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.resources import busy, free_memory
 
@@ -198,16 +197,16 @@ class Chooser:
         kinds = {type(node.op) for node in io_toposort([], [*outputs, *(new for _, new in updates)])}
         return all(one.__module__.partition(".")[0] in _KNOWN and one.__name__ not in _EFFECTS for one in kinds)
 
-    def time(self, session: Session, inputs: Inputs, call: Callable[[str, list[Any]], Any]) -> None:
-        """Time both plans at few and at many rows, undo all updates, and store the times.
+    def time(self, session: Session, inputs: Inputs, by_plan: Callable[[str, list[Any]], Callable[[], Any]]) -> None:
+        """Time both plans at few and at many rows, undo all updates, and store the times. The caller holds the lock.
 
         Parameters
         ----------
         session : Session
         inputs : Inputs
             Of the call that needs the times. Its rows are repeated.
-        call : callable
-            ``call(plan, arrays)`` calls the function.
+        by_plan : callable
+            ``by_plan(plan, values)`` returns a function that makes a call with a plan.
         """
         assert self._costs is not None
         arrays = chosen(inputs.values, inputs.batch, self._specs, self._user.n_scattered)
@@ -224,7 +223,7 @@ class Chooser:
                         data(value) if isinstance(given, Data) else value for value, given in zip(values, inputs.values)
                     ]
                     for plan, points in times.items():
-                        points.append([size, _seconds_of(functools.partial(call, plan, values))])
+                        points.append([size, _seconds_of(by_plan(plan, values))])
             except Exception as error:  # the program's own call shows it, or it is due to the number of rows
                 let_interrupts_pass(error)
                 session.check_usable()
@@ -279,12 +278,13 @@ class _unchanged:
         self._saved = [(value, copy.deepcopy(value)) for value in values]
 
     def __exit__(self, *exception: object) -> None:
-        for var, (value, before) in zip(self._variables, self._saved):
-            if isinstance(value, np.ndarray) and value.flags.writeable:
-                np.copyto(value, before)  # the program may hold this array, and a function may have overwritten it
-                before = value
-            var.container.storage[0] = before
-        self._session.stale.add(self._variables)
+        with deferred_interrupts():
+            for var, (value, before) in zip(self._variables, self._saved):
+                if isinstance(value, np.ndarray) and value.flags.writeable:
+                    np.copyto(value, before)  # the program may hold this array, and a function may have overwritten it
+                    before = value
+                var.container.storage[0] = before
+            self._session.stale.add(self._variables)
 
 
 def digest_of(ends: Sequence[Any]) -> str:

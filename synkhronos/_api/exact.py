@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, Optional
+
+import numpy as np
 
 from synkhronos import _graph
-from synkhronos._api.call_plan import ControllerCall, Inputs, Planner, chosen, rows_on_ranks
+from synkhronos._api.call_plan import ControllerCall, Inputs, Planner, check_inputs, chosen, rows_on_ranks
 from synkhronos._api.checks import EXACT, Checks, Input, Serial
 from synkhronos._api.choice import Chooser, ChosenPlans, Costs, Unmeasured, prefers_controller
 from synkhronos._api.combine import GraphCollectives, Results
+from synkhronos._api.data_arrays import Data
 from synkhronos._api.functions import MOST_PLANS, Function
 from synkhronos._costs import Estimate
 from synkhronos._graph import Graph, Variant
@@ -19,9 +24,11 @@ from synkhronos._processes import FUNCTION
 from synkhronos._rank import Call
 from synkhronos._session import Place, Session, current
 from synkhronos._sharding import ShardedGraph, rules  # noqa: F401 - the rules register themselves
-from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
+
+_Run = Callable[[list[Any]], list[Any]]
+_Updated = tuple[_graph.SentValue, Optional[int]]  # record and key of an updated variable
 
 
 class ExactFunction(Function):
@@ -48,6 +55,7 @@ class ExactFunction(Function):
 
     _graph: ShardedGraph
     _alone: _OnController | None = None
+    _repetition: _Repetition | None = None
 
     def __init__(
         self,
@@ -103,6 +111,12 @@ class ExactFunction(Function):
             if sync.sent is not sync.storage[0]:
                 self._give_what_was_set(current("Function"))
                 break
+        repetition = self._repetition
+        if repetition is not None and not kwargs:
+            outputs = repetition(args)
+            if outputs is not None:
+                self.counts = repetition.counts
+                return outputs[0] if repetition.single else outputs
         try:
             return super().__call__(*args, **kwargs)
         except Unmeasured as error:
@@ -115,28 +129,56 @@ class ExactFunction(Function):
         if missing.inputs is None:
             session.costs = self._measure(session)
         else:
-            before, plans = self.counts, self._plans
-            try:
-                self._planner.chooser.time(session, missing.inputs, self._call_by)
-            finally:
-                self.counts, self._plans, self._planner.pinned = before, plans, None
+            before = self.counts
+            with session.lock:  # another thread's updates would be undone, too
+                session.check_usable()
+                self._planner.chooser.time(session, missing.inputs, functools.partial(self._by_plan, session))
+                self.counts = before
         return self(*args, **kwargs)
 
-    def _call_by(self, plan: str, arrays: Sequence[Any]) -> None:
-        """Call the function with one of the plans."""
-        if self._planner.pinned != plan:
-            self._planner.pinned, self._plans = plan, KeyedCache(1)
-        Function.__call__(self, *arrays, check_against_theano=False)
+    def _by_plan(self, session: Session, plan: str, values: Sequence[Any]) -> Callable[[], Any]:
+        """Return a function that makes a call with one of the plans, under the session's lock."""
+        inputs = check_inputs(session, self._graph, self._inputs, values, None)
+        self._planner.pinned = plan
+        try:
+            distributed = functools.partial(self._distributed, session)
+            call, places = self._planner.plan(session, distributed, inputs, None, 1, None)
+        finally:
+            self._planner.pinned = None
+        if isinstance(call, ControllerCall):
+            return functools.partial(call.compute, session, inputs.values, inputs.batch)
+        command, arrays = call, [value for value in inputs.values if not isinstance(value, Data)]
+
+        def run() -> Any:
+            session.restage(places, arrays)
+            return session.submit(command, lambda results: self._combined(session, results, command, self._all))
+
+        return run
 
     def join(self, session: Session) -> bool:
         """Register the function with a session; see `Function.join`."""
         is_new = self._session is None or self._session() is not session
         can = super().join(session)
         if can and is_new:
+            self._repetition = None
             if self._alone is not None:
-                self._alone.join()
+                self._alone.ready.clear()
             self._plans = ChosenPlans(MOST_PLANS, self._prefers_controller, self._latest)
         return can
+
+    def _note_call(self, session: Session, call: ControllerCall, arrays: Sequence[Any], single: bool) -> None:
+        assert self._alone is not None
+        runner = self._alone.ready.get(call.subset)
+        if runner is not None:
+            self._repetition = _Repetition(
+                session,
+                runner,
+                arrays,
+                counts=call.counts,
+                n_changes=self._n_changes,
+                estimate=self._planner.latest,
+                single=single,
+            )
 
     def _prefers_controller(self, estimate: Estimate) -> bool:
         session = None if self._session is None else self._session()
@@ -279,40 +321,99 @@ class _OnController:
 
     def __init__(self, user: Graph, specs: Sequence[Input], shared: Callable[[], list[Any]]) -> None:
         self._user, self._specs, self._shared = user, specs, shared
-        self._runners: dict[Any, tuple[Callable[[list[Any]], list[Any]], list[Any]]] = {}
-        self._pairs: dict[Any, list[tuple[_graph.SentValue, int | None]]] = {}  # of this session, once all have keys
-
-    def join(self) -> None:
-        """Forget what belongs to an earlier session."""
-        self._pairs.clear()
+        self._functions: dict[Any, tuple[_Run, list[Any]]] = {}
+        #: In this session, once the other ranks have all variables: functions with their updated variables, by subset.
+        self.ready: dict[Any, tuple[_Run, list[_Updated]]] = {}
 
     def compute(self, subset: tuple[int, ...] | None, session: Session, values: Sequence[Any], batch: Any) -> list[Any]:
         """Compute outputs and updates from all rows of the call; return the outputs, or a subset of them."""
-        run, updated = self._runners.get(subset) or self._compile(session, subset)
-        pairs = self._pairs.get(subset)
-        if pairs is None:
-            pairs = session.stale.pairs_of(updated)
-            if all(key is not None for _, key in pairs):
-                self._pairs[subset] = pairs
+        run, pairs = self.ready.get(subset) or self._prepare(session, subset)
         if session.replica_check.every:
             session.replica_check.see_calls([self._shared()])
         arrays = chosen(values, batch, self._specs, self._user.n_scattered)
-        try:
-            session.stale.begin(pairs)
-            session.timeline.switch(FUNCTION)
-            outputs = session.replica.compute(run, arrays)
-        finally:
-            session.stale.end(pairs)
-        return list(map(session.private, outputs))
+        session.timeline.switch(FUNCTION)
+        return _computed(session, run, pairs, arrays)
 
-    def _compile(
-        self, session: Session, subset: tuple[int, ...] | None
-    ) -> tuple[Callable[[list[Any]], list[Any]], list[Any]]:
+    def _prepare(self, session: Session, subset: tuple[int, ...] | None) -> tuple[_Run, list[_Updated]]:
+        run, updated = self._functions.get(subset) or self._compile(session, subset)
+        pairs = session.stale.pairs_of(updated)
+        if all(key is not None for _, key in pairs):
+            self.ready[subset] = run, pairs
+        return run, pairs
+
+    def _compile(self, session: Session, subset: tuple[int, ...] | None) -> tuple[_Run, list[Any]]:
         variant, asked = Variant().for_subset(subset)
         function = self._user.compile(variant)
         session.replica.thread_limits.apply()  # the function may have loaded a BLAS library
-        self._runners[subset] = _graph.run_function(function, asked), _graph.updated_variables(function)
-        return self._runners[subset]
+        self._functions[subset] = _graph.run_function(function, asked), _graph.updated_variables(function)
+        return self._functions[subset]
+
+
+def _computed(session: Session, run: _Run, pairs: Sequence[_Updated], arrays: list[Any]) -> list[Any]:
+    """Compute on the controller, and record which variables are stale on the other ranks; return the outputs."""
+    try:
+        session.stale.begin(pairs)
+        outputs = session.replica.compute(run, arrays)
+    finally:
+        session.stale.end(pairs)
+    return [session.private(value) for value in outputs]
+
+
+class _Repetition:
+    """Shortcut for a call on the controller that is repeated with NumPy arrays of the same shapes and dtypes.
+
+    Parameters
+    ----------
+    session : Session
+    runner : tuple
+        The function, and its updated variables.
+    arrays : sequence of ndarray
+        The inputs of the call.
+    counts : tuple of int
+        Data points by rank.
+    n_changes : int
+        See `ReplicaCheck`.
+    estimate : Estimate, or None
+        Prediction by which the plan was chosen.
+    single : bool
+        Whether the call returns one array rather than a list.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        runner: tuple[_Run, list[_Updated]],
+        arrays: Sequence[Any],
+        *,
+        counts: tuple[int, ...],
+        n_changes: int,
+        estimate: Estimate | None,
+        single: bool,
+    ) -> None:
+        self.counts, self.single = counts, single
+        self._session, self._n_changes = weakref.ref(session), n_changes
+        self._run, self._pairs = runner
+        self._kinds = [(array.shape, array.dtype) for array in arrays]
+        #: The lead from which on all further choices are the same; see `choose`.
+        self._lead = math.inf if estimate is None or not estimate.broadcast else -estimate.broadcast / 2
+        self._is_chosen = estimate is None or estimate.controller <= estimate.rows
+
+    def __call__(self, args: Sequence[Any]) -> list[Any] | None:
+        """Return the outputs; ``None`` if this is another kind of call, which is planned like the first one."""
+        session, kinds = current("Function"), self._kinds
+        if session is not self._session() or len(args) != len(kinds) or not self._is_chosen:
+            return None
+        for array, (shape, dtype) in zip(args, kinds):
+            if type(array) is not np.ndarray or array.shape != shape or array.dtype is not dtype:
+                return None
+        with session.lock:
+            lead, check = session.stale.lead, session.replica_check
+            if session.sequencer.place or session.timeline.on or check.every or check.n_changes != self._n_changes:
+                return None
+            if lead is not None and lead > self._lead:
+                return None
+            session.check_usable()
+            return _computed(session, self._run, self._pairs, list(args))
 
 
 class _ExactPlanner(Planner):
@@ -373,7 +474,7 @@ class _ExactPlanner(Planner):
             counts = (1,) * session.n_ranks
             if inputs.shares is not None:
                 counts = tuple(sum(inputs.counts) * (rank == session.master_rank) for rank in range(session.n_ranks))
-            return ControllerCall(functools.partial(self._alone.compute, subset), counts), ()
+            return ControllerCall(functools.partial(self._alone.compute, subset), counts, subset), ()
         if num_slices > 1 and self._graph.checks_shapes:
             num_slices = 1  # same results; the checks gather inputs first, so the graph cannot be cut for slices
         if num_slices > 1:

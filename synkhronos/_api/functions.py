@@ -328,6 +328,13 @@ class Function:
                 self.counts = call.counts
                 if expected is not None:
                     self._serial.compare(outputs, expected, wanted)
+                elif (
+                    signature is not None
+                    and plan is not None
+                    and batch is None
+                    and len(signature.contents) == len(values)
+                ):
+                    self._note_call(session, call, values, single)
                 return outputs[0] if single else outputs
 
             command = call
@@ -343,6 +350,9 @@ class Function:
                 session.sequencer.keep([value.memory for value in values if isinstance(value, Data)])
                 self.counts = call.counts
             return session.submit(command, finish, shared=self.get_shared, check=self._check_values)
+
+    def _note_call(self, session: Session, call: ControllerCall, arrays: Sequence[Any], single: bool) -> None:
+        """Prepare for further calls on the controller with NumPy arrays of these shapes and dtypes."""
 
     def _check_values(self, session: Session) -> None:
         """Check a recorded call before its sequence is sent.

@@ -1,5 +1,6 @@
 """Plans of exact functions: results as the serial program's, and replicas that are valid whenever a rank reads them."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -317,6 +318,47 @@ def test_the_plan_of_the_session_is_the_default(no_session):
     synk.fork(2, use_gpu=False, plan="rows")
     close(alone(given), given.sum())
     assert alone.counts == (3, 3)
+
+
+def test_repeated_calls_on_the_controller(session):
+    """A third call with the same shapes takes a shorter path; whatever differs from it takes the usual one."""
+    x, y, total = T.dmatrix("x"), T.dvector("y"), theano.shared(np.zeros(3), "total")
+    updates = [(total, total + x.sum(axis=0))]
+    function = synk.function([x, y], [x * y[:, None], total.sum()], updates=updates, exact=True, plan="controller")
+    synk.distribute()
+    rng, expected, kept = np.random.RandomState(0), np.zeros(3), []
+    for i in range(40):
+        n = 7 if i % 8 < 6 else 4
+        given, factor = rng.randn(n, 3), rng.randn(n)
+        if i == 5:
+            total.set_value(expected + 1)
+            expected = expected + 1
+        if i % 10 == 9:
+            given = np.asfortranarray(given)
+        if i == 20:
+            synk.broadcast(total, 2 * expected)
+            expected = 2 * expected
+        if i == 30:
+            given = given.tolist()
+        if i == 33:
+            with pytest.raises(TypeError):
+                function(given, factor.astype("complex128"))
+            with pytest.raises(ValueError, match="different numbers"):
+                function(given, factor[1:])
+        context = synk.profile() if i == 25 else contextlib.nullcontext()
+        with context:
+            product, before = function(given, factor)
+        kept.append((product, np.asarray(given) * factor[:, None]))
+        close(before, expected.sum())
+        expected = expected + np.sum(given, axis=0)
+        assert function.counts == (n, *[0] * (session - 1))
+        if i in (12, 21):
+            close(synk.gather(total, nd_up=1), [expected] * session)
+    for product, right in kept:
+        close(product, right)
+    synk.close()
+    with pytest.raises(synk.SessionError, match="no session"):
+        function(given, factor)
 
 
 def test_invalid_plans_are_refused(two, monkeypatch):
