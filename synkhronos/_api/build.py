@@ -208,8 +208,20 @@ def function(
                 **{**kwargs, **options, "no_default_updates": True},
             )
 
+        mode = kwargs.get("mode") or _backends.config.mode
+        is_common = mode in ("Mode", "FAST_RUN", "FAST_COMPILE")
+        is_profiled = kwargs.get("profile") or _backends.config.profile
+        axes = list(shard.values()) if isinstance(shard, dict) else len(shard or ())
         exactly = ExactFunction(
-            session, graph, divided, single=not many, name=title, plan=plan, measure=measure, again=again
+            session,
+            graph,
+            divided,
+            single=not many,
+            name=title,
+            plan=plan,
+            options=f"mode {mode}, blocked {blocked}, shard {axes}" if is_common and not is_profiled else "",
+            measure=measure,
+            again=again,
         )
         return _with_streams(exactly, own=divided.own_states)
     if shard is not None or random != "serial" or blocked or plan is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -23,9 +24,13 @@ from synkhronos._costs import MOST_BUSY, Curve, Grid, Machine, Rates, Store, pat
 from synkhronos._rank import AllReduce
 from synkhronos._session import Session
 from synkhronos._utils.display import Progress, progress
+from synkhronos._utils.interrupts import let_interrupts_pass
 from synkhronos._utils.resources import busy, count_cores, processor
+from synkhronos.errors import SynkhronosError, WorkerError
 
 _logger = logging.getLogger("synkhronos")
+
+_FAILED = "cannot measure this machine, so exact functions have the plan rows: %s"
 
 _DTYPES = ("float32", "float64")
 _LENGTHS = (1, 16, 128, 1024)  # of products
@@ -53,11 +58,38 @@ def measured(session: Session, version: str, build: Callable[..., Any]) -> Costs
         is_busy = busy() > MOST_BUSY
     if machine is None or (store.is_provisional("machines", name) and not is_busy):
         _logger.info("measuring this machine, to choose the plans of exact functions: %s", name)
-        with progress("measuring this machine", 1 + _REPETITIONS) as work:
-            measurement = _Measurement(session, build, work)
-            machine = typical([measurement.machine() for _ in range(_REPETITIONS)])
-        store.put("machines", name, value=machine, is_provisional=is_busy)
+        every, session.replica_check.every = session.replica_check.every, 0
+        try:
+            with progress("measuring this machine", 1 + _REPETITIONS) as work, _usual_flags():
+                measurement = _Measurement(session, build, work)
+                machine = typical([measurement.machine() for _ in range(_REPETITIONS)])
+        except SynkhronosError as error:
+            if not isinstance(error, WorkerError):
+                raise  # a worker has died
+            _logger.warning(_FAILED, error)
+        except Exception as error:  # the program's flags may refuse functions of any kind
+            let_interrupts_pass(error)
+            _logger.warning(_FAILED, error)
+        else:
+            store.put("machines", name, value=machine, is_provisional=is_busy)
+        finally:
+            session.replica_check.every = every
     return Costs(store, name, machine)
+
+
+@contextlib.contextmanager
+def _usual_flags() -> Iterator[None]:
+    """Undo flags of the program that would change or refuse the functions that are measured."""
+    own = os.environ.get("SYNKHRONOS_CHECK")
+    os.environ["SYNKHRONOS_CHECK"] = "0"
+    try:
+        with _backends.usual_flags(), np.errstate(all="ignore"):
+            yield
+    finally:
+        if own is None:
+            del os.environ["SYNKHRONOS_CHECK"]
+        else:
+            os.environ["SYNKHRONOS_CHECK"] = own
 
 
 def name_of_machine(session: Session, version: str) -> str:
@@ -68,7 +100,8 @@ def name_of_machine(session: Session, version: str) -> str:
             processor(),
             f"{session.n_ranks} ranks on {count_cores()} cores, BLAS on {threads} threads",
             ", ".join(["NumPy " + np.__version__, "SciPy " + scipy.__version__, *_libraries(_backends.blas_flags())]),
-            f"{_backends.TITLE} {sys.modules[_backends.engine].__version__}, linker {_backends.config.linker}",
+            f"{_backends.TITLE} {sys.modules[_backends.engine].__version__}",
+            f"linker {_backends.config.linker}, optimizer {_backends.config.optimizer}",
             f"Synkhronos {version}",
         ]
     )
@@ -101,12 +134,13 @@ class _Measurement:
     """
 
     def __init__(self, session: Session, build: Callable[..., Any], work: Progress) -> None:
-        self._session, self._build, self._work = session, build, work
+        self._session, self._work = session, work
+        self._build = build = functools.partial(build, mode="FAST_RUN")
         x = T.matrix("x", dtype="float32")
         some = [np.ones((64, 4), np.float32)]
         value = x
         for _ in range(_N_MEETINGS + 1):
-            value = value - value.sum()
+            value = value - value.mean()
         self._calls: list[Callable[[], Any]] = [functools.partial(build([], [], [x], on_unused_input="ignore"), *some)]
         self._calls += [
             functools.partial(build([x], one.sum(), exact=True, plan=plan), *some)

@@ -163,7 +163,11 @@ def check_inputs(session: Session, graph: Graph, inputs: Sequence[Input], values
         For invalid inputs, and as `BatchRows.of`.
     """
     values = [_check(graph, position, one, value) for position, (one, value) in enumerate(zip(inputs, values))]
-    scattered = inputs[: graph.n_scattered]
+    return divide(session, inputs[: graph.n_scattered], values, batch)
+
+
+def divide(session: Session, scattered: Sequence[Input], values: list[Any], batch: Any) -> Inputs:
+    """Divide the rows that ``batch`` selects among the ranks, as `check_inputs`, which has checked the values."""
     if not isinstance(batch, BatchRows):
         batch = BatchRows.of(batch, values, scattered)
     if not scattered:

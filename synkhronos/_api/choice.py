@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
+import logging
 import math
 import re
 import time
@@ -20,7 +21,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from synkhronos import _backends, _graph
-from synkhronos._api.call_plan import ControllerCall, Inputs, chosen
+from synkhronos._api.call_plan import ControllerCall, Inputs
 from synkhronos._api.checks import Input
 from synkhronos._api.data_arrays import Data, data
 from synkhronos._backends import Constant, io_toposort, ops
@@ -29,7 +30,6 @@ from synkhronos._costs import (
     Estimate,
     Machine,
     Store,
-    Work,
     along_rows,
     choose,
     seconds_by_rows,
@@ -38,19 +38,26 @@ from synkhronos._costs import (
 from synkhronos._graph import Graph
 from synkhronos._rank import Call
 from synkhronos._session import Place, Session
-from synkhronos._sharding import Prediction, ShardedGraph, WorkReader
+from synkhronos._sharding import Needs, Prediction, WorkReader
 from synkhronos._utils.interrupts import deferred_interrupts, let_interrupts_pass
 from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.resources import busy, free_memory
+from synkhronos._utils.rows import Rows, Selection
+from synkhronos.errors import SynkhronosError, WorkerError
+
+_logger = logging.getLogger("synkhronos")
 
 #: Numbers of rows at which both plans are timed. A line between them also holds well for other numbers.
 _FEW, _MANY = 16, 1024
 #: Predictions whose ratio is smaller do not decide.
 _NEAR = 1.3
 _STEPS = 4  # numbers of rows for which seconds are predicted, in each octave
-_WARM_UPS, _LEAST_CALLS, _MOST_CALLS, _SECONDS = 2, 5, 50, 0.05  # of the calls that are timed
+_SECONDS, _MOST_CALLS = 0.05, 50  # of the calls that are timed
+_MOST_SECONDS = 1.0  # of a call at the larger number of rows
+_ADDRESS = re.compile("0x[0-9a-f]+")
 _KNOWN = (_backends.engine, "synkhronos", "pymc", "lasagne")  # packages whose operations have no effects
-_EFFECTS = ("Print", "PdbBreakpoint")  # operations of the backends that have
+#: Operations of the backends that have.
+_EFFECTS = ("LoadFromDisk", "MPIRecv", "MPIRecvWait", "MPISend", "MPISendWait", "PdbBreakpoint", "Print")
 
 
 class Costs(NamedTuple):
@@ -58,7 +65,7 @@ class Costs(NamedTuple):
 
     store: Store
     name: str  # of the machine, in the store
-    machine: Machine
+    machine: Machine | None  # ``None``: could not be measured
 
 
 class Unmeasured(Exception):
@@ -74,13 +81,14 @@ class Chooser:
 
     Parameters
     ----------
-    graph : ShardedGraph
     user : Graph
         The user's graph.
     compiled : compiled function
-        Of the sharded graph.
+        Of the sharded graph. Calls give it the rows.
     specs : list of Input
         The inputs, with the axes of their rows.
+    options : str
+        Other arguments of the function on which times depend; empty if it must not be timed.
 
     Attributes
     ----------
@@ -88,9 +96,10 @@ class Chooser:
         The `Estimate` for each (rounded number of rows, further shapes) so far.
     """
 
-    def __init__(self, graph: ShardedGraph, user: Graph, compiled: Any, specs: Sequence[Input]) -> None:
+    def __init__(self, user: Graph, compiled: Any, specs: Sequence[Input], options: str) -> None:
         self.estimates: dict[Any, Estimate] = {}
-        self._graph, self._user, self._compiled, self._specs = graph, user, compiled, specs
+        self._user, self._compiled, self._specs, self._options = user, compiled, specs, options
+        self._has_effects: bool | None = None if options else True
         self._reader: WorkReader | None = None
         self._digest = ""
         self._is_timed = False  # in this program
@@ -103,9 +112,8 @@ class Chooser:
             raise Unmeasured(None)
         if self._costs is not costs:
             self._costs, self.estimates = costs, {}
-        n_rows = sum(inputs.counts) if inputs.shares is not None else 1
-        rounded = _rounded(n_rows)
-        key = (rounded, *(self._shape(i, value, 0) for i, value in enumerate(inputs.values)))
+        rounded = _rounded(sum(inputs.counts))
+        key = (rounded, *self._other_shapes(inputs))
         found = self.estimates.get(key)
         if found is None:
             found = self.estimates[key] = self._predict(session, costs, inputs, rounded)
@@ -116,13 +124,20 @@ class Chooser:
         return [Prediction(key[0], one.rows, one.controller, one.source) for key, one in self.estimates.items()]
 
     def _predict(self, session: Session, costs: Costs, inputs: Inputs, n_rows: int) -> Estimate:
-        work, rows, controller, _ = self._model(session, costs.machine, inputs, n_rows)
         updated = _graph.updated_variables(self._compiled)
         variables = updated or _graph.shared_variables_of(self._compiled)
-        n_bytes = sum([_graph.host_array(var).nbytes for var in variables if not _backends.is_random_state(var)])
+        n_bytes = sum([math.prod(_shape_of(var)) * np.dtype(var.dtype).itemsize for var in _dense(variables)])
+        unknown = Estimate(0.0, math.inf, 0.0, bool(updated), "unknown")
+        if costs.machine is None:
+            return unknown
         rest = costs.machine.broadcast.at(n_bytes) if n_bytes else 0.0, bool(updated)
-        if not work.unknown and not 1 / _NEAR < rows / controller < _NEAR:
-            return Estimate(rows, controller, *rest, "model")
+        needs = self._needs(session, inputs, n_rows)
+        if needs is not None:
+            share, everything, staged = needs
+            rows = seconds_by_rows(share.work, share.exchange._replace(staged=staged), costs.machine)
+            controller = seconds_on_controller(everything.work, costs.machine)
+            if not share.work.unknown and not 1 / _NEAR < rows / controller < _NEAR:
+                return Estimate(rows, controller, *rest, "model")
         name = self._name_of_graph(inputs)
         times = costs.store.times(costs.name, name)
         if self._can_be_timed() and (times is None or self._is_to_be_timed_again(costs, name)):
@@ -130,40 +145,32 @@ class Chooser:
         if times:
             rows, controller = (along_rows(times[plan], n_rows) for plan in ("rows", "controller"))
             return Estimate(rows, controller, *rest, "timed")
-        if work.unknown:
-            return Estimate(rows, math.inf, *rest, "unknown")
-        return Estimate(rows, controller, *rest, "model")
+        return unknown if needs is None or share.work.unknown else Estimate(rows, controller, *rest, "model")
 
-    def _model(
-        self, session: Session, machine: Machine, inputs: Inputs, n_rows: int
-    ) -> tuple[Work, float, float, float]:
-        """Return the work of a rank, seconds by rows and on the controller, and the bytes of the latter's values."""
-        reader = self._reader = self._reader or WorkReader(self._compiled)
-        on_rank = -(-n_rows // session.n_ranks) if inputs.shares is not None else n_rows
-        share, all_rows = (
-            reader.needs(*self._arguments(inputs, n_rows, here)) for here in (min(on_rank, n_rows), n_rows)
-        )
-        staged = sum(
-            [
-                math.prod(self._shape(i, value, n_rows)) * np.dtype(value.dtype).itemsize
-                for i, value in enumerate(inputs.values)
-                if isinstance(value, np.ndarray)
-            ]
-        )
-        rows = seconds_by_rows(share.work, share.exchange._replace(staged=staged), machine)
-        return share.work, rows, seconds_on_controller(all_rows.work, machine), all_rows.n_bytes
+    def _needs(self, session: Session, inputs: Inputs, n_rows: int) -> tuple[Needs, Needs, float] | None:
+        """Return what a rank needs, and the controller alone, and the bytes of NumPy inputs; ``None`` if unknown."""
+        on_rank = min(-(-n_rows // session.n_ranks), n_rows)
+        try:
+            reader = self._reader = self._reader or WorkReader(self._compiled)
+            share, everything = (reader.needs(*self._arguments(inputs, n_rows, here)) for here in (on_rank, n_rows))
+        except Exception as error:  # the model must not end a program, which may have graphs of any kind
+            let_interrupts_pass(error)
+            _logger.debug("cannot read the work of %s: %r", self._compiled, error)
+            return None
+        arrays = [value for value in inputs.values if isinstance(value, np.ndarray)]
+        return share, everything, sum([value.nbytes for value in arrays]) * n_rows / max(1, sum(inputs.counts))
 
     def _arguments(self, inputs: Inputs, n_rows: int, here: int) -> tuple[list[tuple[int, ...]], list[Any]]:
         """Return the shapes, and the values of scalars, of the inputs of a rank's function; it has `here` rows."""
         shapes = [self._shape(i, value, here) for i, value in enumerate(inputs.values)]
         values: list[Any] = [value if shape == () else None for value, shape in zip(inputs.values, shapes)]
-        if self._graph.takes_rows:
-            shapes += [()] * 3
-            values += [n_rows, 0, here]
+        shapes += [()] * 3
+        values += [n_rows, 0, here]
         for container in self._compiled.input_storage[len(shapes) :]:
             value = container.storage[0]
-            shapes.append(np.shape(value) if isinstance(value, np.ndarray) else ())
-            values.append(value if np.ndim(value) == 0 else None)
+            is_array = isinstance(value, (np.ndarray, np.generic))
+            shapes.append(value.shape if is_array else ())
+            values.append(value if is_array and value.ndim == 0 else None)
         return shapes, values
 
     def _shape(self, position: int, value: Any, n_rows: int) -> tuple[int, ...]:
@@ -174,16 +181,21 @@ class Chooser:
             shape = (*shape[:axis], n_rows, *shape[axis + 1 :])
         return tuple(shape)
 
+    def _other_shapes(self, inputs: Inputs) -> list[tuple[int, ...]]:
+        """Return the shapes of inputs and variables, without the number of rows. Lengths of inputs are rounded."""
+        shapes = [tuple(map(_rounded, self._shape(i, value, 0))) for i, value in enumerate(inputs.values)]
+        return shapes + [_shape_of(var) for var in _dense(_graph.shared_variables_of(self._compiled))]
+
     # -- times of both plans
 
     def _name_of_graph(self, inputs: Inputs) -> str:
         """Return a digest of the user's graph, and of all shapes but the number of rows."""
-        shapes = [self._shape(i, value, 0) for i, value in enumerate(inputs.values)]
-        shared = [np.shape(var.container.storage[0]) for var in _graph.shared_variables_of(self._compiled)]
         if not self._digest:
             outputs, updates = self._user.expressions
             self._digest = digest_of([*self._user.input_variables, *outputs, *itertools.chain(*updates)])
-        return hashlib.sha256(repr((self._digest, shapes, shared)).encode()).hexdigest()[:32]
+        axes = [one.axis for one in self._specs]
+        named = repr((self._digest, self._options, axes, self._user.n_scattered, self._other_shapes(inputs)))
+        return hashlib.sha256(named.encode()).hexdigest()[:32]
 
     def _is_to_be_timed_again(self, costs: Costs, name: str) -> bool:
         """Return whether the cores were busy when the function was timed by an earlier program, and are free now."""
@@ -193,9 +205,10 @@ class Chooser:
 
     def _can_be_timed(self) -> bool:
         """Return whether more calls than the program asks for have no effect but updates, which are undone."""
-        outputs, updates = self._user.expressions
-        kinds = {type(node.op) for node in io_toposort([], [*outputs, *(new for _, new in updates)])}
-        return all(one.__module__.partition(".")[0] in _KNOWN and one.__name__ not in _EFFECTS for one in kinds)
+        if self._has_effects is None:
+            outputs, updates = self._user.expressions
+            self._has_effects = _have_effects([*outputs, *(new for _, new in updates)])
+        return not self._has_effects
 
     def time(self, session: Session, inputs: Inputs, by_plan: Callable[[str, list[Any]], Callable[[], Any]]) -> None:
         """Time both plans at few and at many rows, undo all updates, and store the times. The caller holds the lock.
@@ -209,45 +222,84 @@ class Chooser:
             ``by_plan(plan, values)`` returns a function that makes a call with a plan.
         """
         assert self._costs is not None
-        arrays = chosen(inputs.values, inputs.batch, self._specs, self._user.n_scattered)
-        n_rows = len(inputs.batch.rows[0]) if inputs.shares is not None else 0
-        sizes = [max(_FEW, session.n_ranks), self._many(session, inputs, n_rows)] if n_rows else [1]
-        is_busy, self._is_timed = busy() > MOST_BUSY, True
+        name, self._is_timed = self._name_of_graph(inputs), True
+        is_busy = busy() > MOST_BUSY
         times: dict[str, list[list[float]]] = {"rows": [], "controller": []}
-        variables = _graph.updated_variables(self._compiled)
-        with _unchanged(session, variables):
-            try:
-                for size in sizes:
-                    values = [self._resized(i, one, n_rows, size) for i, one in enumerate(arrays)]
-                    values = [
-                        data(value) if isinstance(given, Data) else value for value, given in zip(values, inputs.values)
-                    ]
+        size, largest = max(_FEW, session.n_ranks), self._largest(session, inputs)
+        if size > largest:
+            self._has_effects = True  # none that are known, but the machine has too little memory
+            return
+        every, session.replica_check.every = session.replica_check.every, 0
+        try:
+            with _unchanged(session, _graph.updated_variables(self._compiled)):
+                while True:
+                    values = [self._resized(i, value, inputs, size) for i, value in enumerate(inputs.values)]
                     for plan, points in times.items():
                         points.append([size, _seconds_of(by_plan(plan, values))])
-            except Exception as error:  # the program's own call shows it, or it is due to the number of rows
-                let_interrupts_pass(error)
-                session.check_usable()
-                times = {}
-        self._costs.store.put(
-            "functions", self._costs.name, self._name_of_graph(inputs), value=times, is_provisional=is_busy
-        )
+                    slowest = max(points[-1][1] for points in times.values())
+                    most = min(largest, int(size * _MOST_SECONDS / slowest), _MANY)
+                    if len(times["rows"]) > 1 or most < 2 * size:
+                        break
+                    size = most
+        except SynkhronosError as error:
+            if not isinstance(error, WorkerError):
+                raise  # a worker has died
+            times = {}
+        except MemoryError:
+            self._has_effects = True
+            return
+        except Exception as error:  # the program's own call shows it, or it is due to the number of rows
+            let_interrupts_pass(error)
+            times = {}
+        finally:
+            session.replica_check.every = every
+        self._costs.store.put("functions", self._costs.name, name, value=times, is_provisional=is_busy)
 
-    def _many(self, session: Session, inputs: Inputs, n_rows: int) -> int:
-        """Return the larger number of rows; all values of a call then fit into a quarter of the free memory."""
-        assert self._costs is not None
-        work, *_, n_bytes = self._model(session, self._costs.machine, inputs, _MANY)
-        if work.unknown:
-            return max(n_rows, 8 * _FEW)
-        size = _MANY
-        room = min(free_memory())[0] / 4 / session.n_ranks
-        while size > n_rows and n_bytes * size / _MANY > room:
-            size //= 2
-        return max(size, n_rows, 2 * _FEW)
+    def _largest(self, session: Session, inputs: Inputs) -> int:
+        """Return a number of rows of which all values of a call fit into a quarter of the free memory."""
+        needs, n_rows = self._needs(session, inputs, _MANY), max(1, sum(inputs.counts))
+        given = sum([value.size * np.dtype(value.dtype).itemsize for value in inputs.values[: self._user.n_scattered]])
+        n_bytes = 3 * given / n_rows  # the rows of the caller, repeated, and copied for the ranks
+        most = _MANY
+        if needs is None or needs[0].work.unknown:
+            most = 8 * _FEW
+        if needs is not None:
+            n_bytes += needs[1].n_bytes / _MANY
+        return int(min(most, min(free_memory())[0] / 4 / session.n_ranks / max(1.0, n_bytes)))
 
-    def _resized(self, position: int, array: Any, n_rows: int, size: int) -> Any:
-        if position >= self._user.n_scattered or not n_rows:
-            return array
-        return np.take(array, np.resize(np.arange(n_rows), size), axis=self._specs[position].axis)
+    def _resized(self, position: int, value: Any, inputs: Inputs, size: int) -> Any:
+        """Return a value of an input with another number of rows."""
+        if position >= self._user.n_scattered:
+            return value
+        array, axis = value.data if isinstance(value, Data) else value, self._specs[position].axis
+        rows = np.arange(array.shape[axis])[_slice_of(inputs.batch.rows[position])]
+        resized = np.take(array, np.resize(rows, size), axis=axis)
+        return data(resized) if isinstance(value, Data) else resized
+
+
+def _slice_of(rows: Selection) -> Any:
+    return slice(*rows.bounds) if isinstance(rows, Rows) else rows
+
+
+def _shape_of(var: Any) -> tuple[int, ...]:
+    value = var.container.storage[0]
+    return tuple(value.shape)
+
+
+def _dense(variables: Sequence[Any]) -> list[Any]:
+    """Return the variables whose values are arrays."""
+    return [var for var in variables if isinstance(var.container.storage[0], (np.ndarray, np.generic))]
+
+
+def _have_effects(ends: Sequence[Any]) -> bool:
+    """Return whether a graph has operations that may do more than compute, in inner graphs, too."""
+    for node in io_toposort([], list(ends)):
+        kind = type(node.op)
+        if kind.__module__.partition(".")[0] not in _KNOWN or kind.__name__ in _EFFECTS or kind is ops.FromFunctionOp:
+            return True
+        if _have_effects(ops.inner_outputs(node.op)):
+            return True
+    return False
 
 
 def _rounded(n_rows: int) -> int:
@@ -256,14 +308,17 @@ def _rounded(n_rows: int) -> int:
 
 
 def _seconds_of(call: Callable[[], Any]) -> float:
-    """Return the median of the seconds of some calls."""
-    for _ in range(_WARM_UPS):
-        call()
+    """Return the median of the seconds of some calls; of one call if it takes long."""
+    start = time.perf_counter()
+    call()
+    first = time.perf_counter() - start
     found: list[float] = []
-    while len(found) < _LEAST_CALLS or (sum(found) < _SECONDS and len(found) < _MOST_CALLS):
+    while sum(found) < _SECONDS and len(found) < _MOST_CALLS:
         start = time.perf_counter()
         call()
         found.append(time.perf_counter() - start)
+        if first > _MOST_SECONDS:
+            break
     return median(found)
 
 
@@ -299,7 +354,7 @@ def digest_of(ends: Sequence[Any]) -> str:
         return f"{names[var]} {var.type}"
 
     for i, node in enumerate(io_toposort([], ends)):
-        op = re.sub(r"0x[0-9a-f]+", "", str(node.op))
+        op = _ADDRESS.sub("", str(node.op))
         inner = ops.inner_outputs(node.op)
         op += digest_of(inner) if inner else ""
         found.update(f"{type(node.op).__name__} {op} {list(map(name, node.inputs))}\n".encode())
@@ -309,7 +364,10 @@ def digest_of(ends: Sequence[Any]) -> str:
 
 
 def _digest_of_value(value: Any) -> str:
-    content = np.ascontiguousarray(value).tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
+    if isinstance(value, np.ndarray):
+        content = f"{value.shape} {value.dtype} ".encode() + value.tobytes()
+    else:
+        content = _ADDRESS.sub("", repr(value)).encode()
     return hashlib.sha256(content).hexdigest()[:16]
 
 

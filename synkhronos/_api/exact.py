@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
@@ -12,7 +13,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from synkhronos import _graph
-from synkhronos._api.call_plan import ControllerCall, Inputs, Planner, check_inputs, chosen, rows_on_ranks
+from synkhronos._api.call_plan import ControllerCall, Inputs, Planner, chosen, divide, rows_on_ranks
 from synkhronos._api.checks import EXACT, Checks, Input, Serial
 from synkhronos._api.choice import Chooser, ChosenPlans, Costs, Unmeasured, prefers_controller
 from synkhronos._api.combine import GraphCollectives, Results
@@ -26,6 +27,8 @@ from synkhronos._session import Place, Session, current
 from synkhronos._sharding import ShardedGraph, rules  # noqa: F401 - the rules register themselves
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
+
+_measuring = threading.RLock()
 
 _Run = Callable[[list[Any]], list[Any]]
 _Updated = tuple[_graph.SentValue, Optional[int]]  # record and key of an updated variable
@@ -46,6 +49,8 @@ class ExactFunction(Function):
     name : str or None
     plan : str or None
         ``"auto"``, ``"rows"`` or ``"controller"``; ``None``: that of the session.
+    options : str
+        See `Chooser`.
     measure : callable
         ``measure(session)`` returns the `Costs` of the machine.
     again : callable
@@ -66,6 +71,7 @@ class ExactFunction(Function):
         single: bool,
         name: str | None,
         plan: str | None,
+        options: str,
         measure: Callable[[Session], Costs],
         again: Callable[..., Any],
     ) -> None:
@@ -73,7 +79,7 @@ class ExactFunction(Function):
         results = Results(divided.outputs, divided.modes, [False] * n_outputs, session.on_gpu, title)
         named = [True] * n_outputs
         super().__init__(session, divided, results, {}, named=named, named_updates=[], single=single, name=name)
-        self._user, self._plan, self._measure, self._again = user, plan, measure, again
+        self._user, self._plan, self._options, self._measure, self._again = user, plan, options, measure, again
         self._serial = Serial(user, Results(user.outputs, [EXACT] * n_outputs, [False] * n_outputs, False, title))
         self._collectives = _ExactGraphCollectives(divided, self._theano, results)
         self._checks = _ExactChecks(divided, results, named, named_updates=[])
@@ -87,7 +93,7 @@ class ExactFunction(Function):
                 'uses sliceable_shareds, or has random="own"'
             )
         self._alone = alone
-        chooser = Chooser(divided, user, self._theano, self._inputs)
+        chooser = Chooser(user, self._theano, self._inputs, options)
         self._planner: _ExactPlanner = _ExactPlanner(
             divided, results, self._collectives, alike, session.on_gpu, plan=plan, alone=alone, chooser=chooser
         )
@@ -120,25 +126,30 @@ class ExactFunction(Function):
         try:
             return super().__call__(*args, **kwargs)
         except Unmeasured as error:
-            missing = error
-        return self._measured_call(missing, args, kwargs)
+            inputs = error.inputs
+        return self._measured_call(inputs, args, kwargs)
 
-    def _measured_call(self, missing: Unmeasured, args: Any, kwargs: Any) -> Any:
+    def _measured_call(self, inputs: Inputs | None, args: Any, kwargs: Any) -> Any:
         """Make the measurements that a call needs to choose its plan, then call again."""
         session = current("Function")
-        if missing.inputs is None:
-            session.costs = self._measure(session)
+        if inputs is None:
+            with _measuring:
+                if session.costs is None:
+                    session.costs = self._measure(session)
         else:
             before = self.counts
             with session.lock:  # another thread's updates would be undone, too
                 session.check_usable()
-                self._planner.chooser.time(session, missing.inputs, functools.partial(self._by_plan, session))
-                self.counts = before
+                try:
+                    self._planner.chooser.estimate(session, inputs)
+                except Unmeasured:  # another thread has not timed them meanwhile
+                    self._planner.chooser.time(session, inputs, functools.partial(self._by_plan, session))
+                    self.counts = before
         return self(*args, **kwargs)
 
     def _by_plan(self, session: Session, plan: str, values: Sequence[Any]) -> Callable[[], Any]:
         """Return a function that makes a call with one of the plans, under the session's lock."""
-        inputs = check_inputs(session, self._graph, self._inputs, values, None)
+        inputs = divide(session, self._inputs[: self._graph.n_scattered], list(values), None)
         self._planner.pinned = plan
         try:
             distributed = functools.partial(self._distributed, session)
@@ -241,6 +252,7 @@ class ExactFunction(Function):
             single=self._single,
             name=name,
             plan=self._plan,
+            options=self._options,
             measure=self._measure,
             again=self._again,
         )
@@ -462,7 +474,8 @@ class _ExactPlanner(Planner):
         """
         fits = num_slices == 1 and not session.sequencer.place and (inputs.shares is None or any(inputs.counts))
         self.latest, kind = None, self.pinned or self._plan or session.plan
-        needs_ranks = not session.is_on_one_node or self._graph.checks_shapes
+        needs_ranks = not (session.is_on_one_node and inputs.shares and self._graph.takes_rows)
+        needs_ranks = needs_ranks or self._graph.checks_shapes
         if self._alone is None or not fits or (kind == "auto" and needs_ranks):
             kind = "rows"
         if kind == "auto" and session.n_ranks == 1:

@@ -306,10 +306,9 @@ class Function:
                     plan = self._plans.get(signature.key, self._n_changes)
                     if plan is not None and (not signature.contents or session.restage(plan[1], signature.contents)):
                         call = plan[0]
-            if signature is not None and signature.batch is not None:
-                batch = signature.batch
             if call is None:
-                inputs = check_inputs(session, self._graph, self._inputs, values, batch)
+                parsed = batch if signature is None or signature.batch is None else signature.batch
+                inputs = check_inputs(session, self._graph, self._inputs, values, parsed)
                 values, batch = inputs.values, inputs.batch
                 rows = sliceable_rows(session, self._graph, batch_s, num_slices)
                 if is_checked:
@@ -324,6 +323,8 @@ class Function:
             single = self._single and bool(self.output_modes) and subset is None
 
             if isinstance(call, ControllerCall):
+                if signature is not None and signature.batch is not None:
+                    batch = signature.batch
                 outputs = call.compute(session, values, batch)
                 self.counts = call.counts
                 if expected is not None:
@@ -337,9 +338,7 @@ class Function:
                     self._note_call(session, call, values, single)
                 return outputs[0] if single else outputs
 
-            command = call
-
-            def finish(results: Sequence[Any]) -> Any:
+            def finish(results: Sequence[Any], command: Call = call) -> Any:
                 outputs = self._combined(session, results, command, wanted)
                 if expected is not None:
                     self._serial.compare(outputs, expected, wanted)
@@ -349,7 +348,7 @@ class Function:
                 self._results.check_not_borrowed()
                 session.sequencer.keep([value.memory for value in values if isinstance(value, Data)])
                 self.counts = call.counts
-            return session.submit(command, finish, shared=self.get_shared, check=self._check_values)
+            return session.submit(call, finish, shared=self.get_shared, check=self._check_values)
 
     def _note_call(self, session: Session, call: ControllerCall, arrays: Sequence[Any], single: bool) -> None:
         """Prepare for further calls on the controller with NumPy arrays of these shapes and dtypes."""

@@ -99,7 +99,7 @@ INTERFACE = {
     "process": (
         "as_asked", "bind", "blas_flags", "bound", "find_compiled", "is_device_array", "is_device_type",
         "limit_threads", "precompile", "prepare_fork", "print_profiles", "read", "stay_on_device", "to_device",
-        "to_host", "unbind", "write",
+        "to_host", "unbind", "usual_flags", "write",
     ),
 }  # fmt: skip
 

@@ -339,16 +339,25 @@ def typical(machines: Sequence[Machine]) -> Machine:
 def machine_from(entry: Any) -> Machine:
     """Return the constants from what `json` has read; raise an exception if something is missing or not a number."""
 
+    def numbers(found: Any, n: int) -> tuple[float, ...]:
+        read = tuple(map(float, found))
+        if len(read) != n or not all(0 <= one < math.inf for one in read):
+            raise ValueError(f"got {found}; expected {n} numbers")
+        return read
+
     def curve(one: Any) -> Curve:
-        return Curve(*(tuple(map(float, numbers)) for numbers in one))
+        sizes, seconds = one
+        return Curve(numbers(sizes, max(2, len(sizes))), numbers(seconds, len(sizes)))
 
     def rates(one: Any) -> Rates:
         products, passes, special, node = one
         grids = {}
         for dtype, (*axes, seconds) in products.items():
-            m, n, k = (tuple(map(int, axis)) for axis in axes)
-            grids[str(dtype)] = Grid(m, n, k, tuple(map(float, seconds)))
-        return Rates(grids, curve(passes), float(special), float(node))
+            m, n, k = (tuple(map(int, numbers(axis, max(2, len(axis))))) for axis in axes)
+            grids[str(dtype)] = Grid(m, n, k, numbers(seconds, len(m) * len(n) * len(k)))
+        return Rates(grids, curve(passes), *numbers([special, node], 2))
 
-    alone, together, call, command, meeting, *curves = entry
-    return Machine(rates(alone), rates(together), float(call), float(command), float(meeting), *map(curve, curves))
+    alone, together, *scalars, copy, reduction, broadcast = entry
+    call, command, meeting = numbers(scalars, 3)
+    speeds = rates(alone), rates(together)
+    return Machine(*speeds, call, command, meeting, curve(copy), curve(reduction), curve(broadcast))

@@ -1,8 +1,8 @@
 """File of measured costs: the constants of machines, and the times of functions for which the model does not suffice.
 
-The file is JSON: ``{"version": 1, "machines": {machine: constants}, "functions": {machine: {graph: times}}}``. A
-machine is named by a line of text that has all that its constants depend on. Entries of other machines are kept, so a
-file can be copied from one machine to another. It is replaced as a whole, so readers see either the old or the new one.
+The file is JSON: ``{version: {"machines": {machine: constants}, "functions": {machine: {graph: times}}}}``. A machine
+is named by a line of text that has all that its constants depend on. Entries of other machines and of other versions
+are kept. The file is replaced as a whole, so readers see either the old or the new one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import logging
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,8 +20,8 @@ from synkhronos._costs.model import Machine, machine_from
 
 _logger = logging.getLogger("synkhronos")
 
-#: Version of the measurements. Files of other versions are not read.
-VERSION = 1
+#: Version of the measurements. Entries of other versions are not read.
+VERSION = "1"
 
 #: Part of the time of this process's cores. If other programs use more, costs are provisional: a later program that
 #: finds the cores free measures them again.
@@ -33,11 +32,16 @@ VARIABLE = "SYNKHRONOS_COSTS"
 
 
 def path_of_store(environment: Mapping[str, str]) -> str:
-    """Return the path of the file: ``SYNKHRONOS_COSTS``, or ``synkhronos/costs.json`` among the user's caches."""
-    caches = environment.get("XDG_CACHE_HOME", "")
+    """Return the path of the file: ``SYNKHRONOS_COSTS``, or ``synkhronos/costs.json`` among the user's caches.
+
+    It is empty if there is no folder for caches, because the user has no home.
+    """
+    if environment.get(VARIABLE):
+        return os.path.abspath(environment[VARIABLE])
+    caches, home = environment.get("XDG_CACHE_HOME", ""), environment.get("HOME") or os.path.expanduser("~")
     if not os.path.isabs(caches):
-        caches = os.path.join(environment.get("HOME") or os.path.expanduser("~"), ".cache")
-    return os.path.abspath(environment.get(VARIABLE) or os.path.join(caches, "synkhronos", "costs.json"))
+        caches = os.path.join(home, ".cache")
+    return os.path.join(caches, "synkhronos", "costs.json") if os.path.isabs(caches) else ""
 
 
 class Store:
@@ -46,16 +50,17 @@ class Store:
     Parameters
     ----------
     path : str
+        Path of the file; empty: costs are kept in this object only.
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self._path = os.path.realpath(path) if path else ""
         self._content = self._read()
 
     def machines(self) -> dict[str, Machine]:
         """Return the constants of all machines, by name. Damaged entries are left out."""
         found = {}
-        for name, entry in _entries(self._content, "machines").items():
+        for name, entry in _entries(self._own(), "machines").items():
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
                 found[name] = machine_from(entry)
         return found
@@ -65,7 +70,7 @@ class Store:
 
         The result is empty if the function could not be timed, and ``None`` if that was not tried.
         """
-        entry: Any = _entries(_entries(self._content, "functions"), machine).get(graph)
+        entry: Any = _entries(_entries(self._own(), "functions"), machine).get(graph)
         try:
             return {
                 str(plan): [[_positive(rows), _positive(seconds)] for rows, seconds in points]
@@ -76,7 +81,7 @@ class Store:
 
     def is_provisional(self, *names: str) -> bool:
         """Return whether a value, given by its kind and further names, was measured while other programs were busy."""
-        found: Any = self._content
+        found: Any = self._own()
         for name in ("provisional", *names):
             found = _entries(found, name)
         return bool(found)
@@ -85,30 +90,35 @@ class Store:
         """Store a value under its kind and further names, in the file and in this object."""
 
         def changed(content: dict[str, Any]) -> dict[str, Any]:
-            content = _with({**content, "version": VERSION}, names, value)
-            return _with(content, ("provisional", *names), {"busy": True} if is_provisional else {})
+            content = _with(content, (VERSION, *names), value)
+            return _with(content, (VERSION, "provisional", *names), {"busy": True} if is_provisional else {})
 
+        if not self._path:
+            self._content = changed(self._content)
+            return
         try:
             folder = os.path.dirname(self._path)
             os.makedirs(folder, exist_ok=True)
             with open(f"{self._path}.lock", "ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it if this process dies
                 self._content = changed(self._read())
-                descriptor, new = tempfile.mkstemp(dir=folder)
-                try:
-                    with open(descriptor, "w") as file:
-                        json.dump(self._content, file, indent=1)
-                    os.replace(new, self._path)
-                except BaseException:
-                    os.unlink(new)
-                    raise
+                new = f"{self._path}.new"
+                with open(new, "w") as file:
+                    json.dump(self._content, file, indent=1)
+                os.replace(new, self._path)
         except OSError as error:
             self._content = changed(self._content)
             _logger.warning(
                 "cannot keep measured costs in %s, so each program measures them again: %s", self._path, error
             )
 
+    def _own(self) -> dict[str, Any]:
+        """Return the entries of this version."""
+        return _entries(self._content, VERSION)
+
     def _read(self) -> dict[str, Any]:
+        if not self._path:
+            return {}
         try:
             with open(self._path) as file:
                 content = json.load(file)
@@ -117,7 +127,7 @@ class Store:
         except (OSError, ValueError) as error:
             _logger.warning("ignored %s, which should have measured costs: %s", self._path, error)
             return {}
-        return content if isinstance(content, dict) and content.get("version") == VERSION else {}
+        return content if isinstance(content, dict) else {}
 
 
 def _with(content: dict[str, Any], names: tuple[str, ...], value: Any) -> dict[str, Any]:

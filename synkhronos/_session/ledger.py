@@ -128,7 +128,8 @@ class Ledger:
     def restage(self, places: Sequence[Place], arrays: Sequence[np.ndarray]) -> bool:
         """Overwrite staged arrays by arrays of the same shapes; return whether their memory still exists."""
         own = self._table.own
-        own.clear()
+        if own:
+            own.clear()
         for (ref, rows), array in zip(places, arrays):
             try:
                 view = self._table.shared(ref)

@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from synkhronos._backends import Constant, ops
+from synkhronos._backends import Constant, ops, scalar
 from synkhronos._costs import Exchange, Product, Work
 from synkhronos._graph.ops import Collective
 from synkhronos._utils.interrupts import let_interrupts_pass
@@ -32,8 +32,8 @@ _PASSES = {
     "AdvancedIncSubtensor1", "AdvancedSubtensor", "AdvancedSubtensor1", "All", "Alloc", "AllocEmpty", "Any", "ARange",
     "Argmax", "CAReduce", "CAReduceDtype", "CrossentropyCategorical1Hot", "CrossentropyCategorical1HotGrad",
     "CrossentropySoftmax1HotWithBiasDx", "CrossentropySoftmaxArgmax1HotWithBias", "DeepCopyOp", "DownsampleFactorMax",
-    "Elemwise", "IncSubtensor", "Join", "LogSoftmax", "Max", "MaxAndArgmax", "MaxPoolGrad", "Min", "OnePass", "Pool",
-    "Prod", "Softmax", "SoftmaxGrad", "SoftmaxWithBias", "Split", "Sum", "SumOfElementwise",
+    "Elemwise", "FusedElemwise", "IncSubtensor", "Join", "LogSoftmax", "Max", "MaxAndArgmax", "MaxPoolGrad", "Min",
+    "OnePass", "Pool", "Prod", "Softmax", "SoftmaxGrad", "SoftmaxWithBias", "Split", "Sum", "SumOfElementwise",
 }  # fmt: skip
 #: Scalar operations that take much longer than an addition.
 _SPECIAL = {
@@ -99,7 +99,9 @@ class WorkReader:
             name = type(node.op).__name__
             try:
                 made = [_n_bytes(one, known) for one in node.outputs]
-                if isinstance(node.op, Collective):
+                if isinstance(node.op, scalar.ScalarOp) or name.startswith("Scalar"):
+                    pass  # PyTensor's operations on single numbers
+                elif isinstance(node.op, Collective):
                     n_meetings += 1
                     for op, size in zip(node.op.ops, made):
                         if op in ("gather", "broadcast"):
@@ -186,6 +188,8 @@ def _n_special(node: Any) -> int:
     """Return the number of special functions that an Apply node computes for each element of its output."""
     if type(node.op).__name__ in _SOFTMAX:
         return 1
+    if type(node.op).__name__ == "FusedElemwise":
+        return sum(map(_n_special, node.op.fgraph.toposort()))
     steps = [op for op, _ in getattr(node.op, "steps", ())] or [getattr(node.op, "elementwise", node.op)]
     scalars = [getattr(op, "scalar_op", None) for op in steps]
     return sum(_n_in(one) for one in scalars if one is not None)

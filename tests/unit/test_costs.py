@@ -225,7 +225,7 @@ def test_the_load_of_the_cores(tmp_path, monkeypatch, after, part):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "null", '{"version": 0}', '{"version": 1, "machines": [1], "functions": 3}', b"\xff\xfe"],
+    ["", "{", "[]", "null", '{"1": 0}', '{"1": {"machines": [1], "functions": 3}}', b"\xff\xfe"],
 )
 def test_a_damaged_file_counts_as_empty(tmp_path, content):
     path = tmp_path / "costs.json"
@@ -240,9 +240,43 @@ def test_a_damaged_file_counts_as_empty(tmp_path, content):
 @pytest.mark.parametrize("damage", [None, 3, [], [1, 2, 3, 4, 5, 6, 7, 8], {"alone": 1}])
 def test_a_damaged_entry_is_left_out(tmp_path, damage):
     path = tmp_path / "costs.json"
-    path.write_text(json.dumps({"version": 1, "machines": {"a": damage}, "functions": {"a": {"g": damage or 1}}}))
+    entries = {"machines": {"a": damage}, "functions": {"a": {"g": damage or 1}}}
+    path.write_text(json.dumps({"1": entries}))
     assert Store(str(path)).machines() == {}
     assert Store(str(path)).times("a", "g") is None
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        machine(command=-1.0),
+        machine(command=math.nan),
+        machine()._replace(copy=Curve((1,), (1,))),
+        machine()._replace(copy=Curve((1, 2), (1,))),
+        machine()._replace(alone=machine().alone._replace(products={"float32": GRID._replace(seconds=())})),
+    ],
+)
+def test_wrong_numbers_are_left_out(tmp_path, damaged):
+    path = str(tmp_path / "costs.json")
+    Store(path).put("machines", "a", value=damaged)
+    assert Store(path).machines() == {}
+
+
+def test_links_modes_and_other_versions_are_kept(tmp_path):
+    path, link = tmp_path / "costs.json", tmp_path / "link.json"
+    path.write_text('{"2": {"machines": 5}}')
+    path.chmod(0o644)
+    link.symlink_to(path)
+    Store(str(link)).put("machines", "a", value=machine())
+    assert link.is_symlink() and path.stat().st_mode & 0o777 == 0o644
+    assert json.loads(path.read_text())["2"] == {"machines": 5}
+    assert Store(str(path)).machines() == {"a": machine()}
+
+
+def test_costs_without_a_file():
+    store = Store("")
+    store.put("machines", "a", value=machine())
+    assert store.machines() == {"a": machine()}
 
 
 def test_a_file_that_cannot_be_written_is_reported_and_not_needed(tmp_path, caplog):
@@ -257,6 +291,7 @@ def test_the_path_of_the_file():
     assert path_of_store({"HOME": "/home/me"}) == "/home/me/.cache/synkhronos/costs.json"
     assert path_of_store({"HOME": "/home/me", "XDG_CACHE_HOME": "/caches"}) == "/caches/synkhronos/costs.json"
     assert path_of_store({"HOME": "/home/me", "XDG_CACHE_HOME": "relative"}).startswith("/home/me/.cache")
+    assert path_of_store({"HOME": "~"}) == ""
     assert path_of_store({"SYNKHRONOS_COSTS": "/here/mine.json", "HOME": "/home/me"}) == "/here/mine.json"
 
 

@@ -97,6 +97,11 @@ def _offer_blas() -> None:
 _offer_blas()
 
 
+def usual_flags() -> Any:
+    """Return a context without flags of the program that would refuse functions of the library's own."""
+    return config.change_flags(warn_float64="ignore")
+
+
 def blas_flags() -> str:
     """Return the compiler's flags for BLAS; empty if numba compiles functions, which call SciPy's BLAS."""
     return str(config.blas__ldflags) if config.linker.startswith("c") else ""

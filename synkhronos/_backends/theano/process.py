@@ -20,6 +20,7 @@ import numpy as np
 import theano
 from theano.compile import profiling
 from theano.compile.sharedvalue import shared
+from theano.configparser import change_flags
 from theano.gof import compilelock
 
 from synkhronos._backends.common import skip
@@ -55,6 +56,11 @@ def find_compiled() -> None:
     """
     if theano.config.cxx:
         theano.gof.cc.get_module_cache().refresh(cleanup=False)
+
+
+def usual_flags() -> Any:
+    """Return a context without flags of the program that would refuse functions of the library's own."""
+    return change_flags(compute_test_value="off", warn_float64="ignore")
 
 
 def blas_flags() -> str:
