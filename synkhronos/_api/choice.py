@@ -15,7 +15,6 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from statistics import median
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -47,12 +46,13 @@ from synkhronos.errors import SynkhronosError, WorkerError
 
 _logger = logging.getLogger("synkhronos")
 
-#: Numbers of rows at which both plans are timed. A line between them also holds well for other numbers.
-_FEW, _MANY = 16, 1024
+#: Numbers of rows at which both plans are timed. Lines between them also hold well for other numbers.
+_SIZES = (4, 32, 1024)
+_MOST_UNKNOWN = 256  # rows, if the bytes of some values are not known
 #: Predictions whose ratio is smaller do not decide.
 _NEAR = 1.3
 _STEPS = 4  # numbers of rows for which seconds are predicted, in each octave
-_SECONDS, _MOST_CALLS = 0.05, 50  # of the calls that are timed
+_SECONDS, _LEAST_CALLS, _MOST_CALLS = 0.05, 3, 50  # of the calls that are timed at one size
 _MOST_SECONDS = 1.0  # of a call at the larger number of rows
 _ADDRESS = re.compile("0x[0-9a-f]+")
 _KNOWN = (_backends.engine, "synkhronos", "pymc", "lasagne")  # packages whose operations have no effects
@@ -211,7 +211,7 @@ class Chooser:
         return not self._has_effects
 
     def time(self, session: Session, inputs: Inputs, by_plan: Callable[[str, list[Any]], Callable[[], Any]]) -> None:
-        """Time both plans at few and at many rows, undo all updates, and store the times. The caller holds the lock.
+        """Time both plans at some numbers of rows, undo all updates, and store the times. The caller holds the lock.
 
         Parameters
         ----------
@@ -225,22 +225,23 @@ class Chooser:
         name, self._is_timed = self._name_of_graph(inputs), True
         is_busy = busy() > MOST_BUSY
         times: dict[str, list[list[float]]] = {"rows": [], "controller": []}
-        size, largest = max(_FEW, session.n_ranks), self._largest(session, inputs)
-        if size > largest:
+        largest = self._largest(session, inputs)
+        sizes = [max(one, session.n_ranks) for one in _SIZES]
+        if sizes[0] > largest:
             self._has_effects = True  # none that are known, but the machine has too little memory
             return
         every, session.replica_check.every = session.replica_check.every, 0
         try:
             with _unchanged(session, _graph.updated_variables(self._compiled)):
-                while True:
+                for size in sizes:
+                    if times["rows"]:  # a later size takes a second at most
+                        before, slowest = max(points[-1] for points in times.values())
+                        size = min(size, largest, int(before * _MOST_SECONDS / slowest))
+                        if size < 2 * before:
+                            break
                     values = [self._resized(i, value, inputs, size) for i, value in enumerate(inputs.values)]
                     for plan, points in times.items():
                         points.append([size, _seconds_of(by_plan(plan, values))])
-                    slowest = max(points[-1][1] for points in times.values())
-                    most = min(largest, int(size * _MOST_SECONDS / slowest), _MANY)
-                    if len(times["rows"]) > 1 or most < 2 * size:
-                        break
-                    size = most
         except SynkhronosError as error:
             if not isinstance(error, WorkerError):
                 raise  # a worker has died
@@ -257,14 +258,14 @@ class Chooser:
 
     def _largest(self, session: Session, inputs: Inputs) -> int:
         """Return a number of rows of which all values of a call fit into a quarter of the free memory."""
-        needs, n_rows = self._needs(session, inputs, _MANY), max(1, sum(inputs.counts))
+        needs, n_rows = self._needs(session, inputs, _SIZES[-1]), max(1, sum(inputs.counts))
         given = sum([value.size * np.dtype(value.dtype).itemsize for value in inputs.values[: self._user.n_scattered]])
         n_bytes = 3 * given / n_rows  # the rows of the caller, repeated, and copied for the ranks
-        most = _MANY
+        most = _SIZES[-1]
         if needs is None or needs[0].work.unknown:
-            most = 8 * _FEW
+            most = _MOST_UNKNOWN
         if needs is not None:
-            n_bytes += needs[1].n_bytes / _MANY
+            n_bytes += needs[1].n_bytes / _SIZES[-1]
         return int(min(most, min(free_memory())[0] / 4 / session.n_ranks / max(1.0, n_bytes)))
 
     def _resized(self, position: int, value: Any, inputs: Inputs, size: int) -> Any:
@@ -308,18 +309,15 @@ def _rounded(n_rows: int) -> int:
 
 
 def _seconds_of(call: Callable[[], Any]) -> float:
-    """Return the median of the seconds of some calls; of one call if it takes long."""
-    start = time.perf_counter()
-    call()
-    first = time.perf_counter() - start
+    """Return the least of the seconds of some calls after the first one; those of the first one if it takes long."""
     found: list[float] = []
-    while sum(found) < _SECONDS and len(found) < _MOST_CALLS:
+    while len(found) < _MOST_CALLS and (sum(found[1:]) < _SECONDS or len(found) <= _LEAST_CALLS):
         start = time.perf_counter()
         call()
         found.append(time.perf_counter() - start)
-        if first > _MOST_SECONDS:
-            break
-    return median(found)
+        if found[0] > _MOST_SECONDS:
+            return found[0]
+    return min(found[1:])
 
 
 class _unchanged:

@@ -247,14 +247,17 @@ class Estimate(NamedTuple):
 
 
 def along_rows(points: Sequence[Sequence[float]], n_rows: float) -> float:
-    """Return the seconds for a number of rows, on a straight line through two measured points, or from one point.
+    """Return the seconds for a number of rows, on straight lines between measured points, in order of their rows.
 
-    The line is never below half of the smallest measured time.
+    The first and the last line are extended, but are never below half of the smallest measured time. One point holds
+    for all numbers of rows.
     """
-    (first, lower), (last, upper) = points[0], points[-1]
-    if first == last:
-        return lower
-    return max(lower + (upper - lower) * (n_rows - first) / (last - first), min(lower, upper) / 2)
+    if len(points) == 1:
+        return points[0][1]
+    i = min(max(bisect.bisect_left([rows for rows, _ in points], n_rows), 1), len(points) - 1)
+    (first, lower), (last, upper) = points[i - 1 : i + 1]
+    line = lower + (upper - lower) * (n_rows - first) / (last - first)
+    return max(line, min(seconds for _, seconds in points) / 2)
 
 
 def choose(lead: float | None, is_stale: bool, estimate: Estimate) -> tuple[bool, float | None]:

@@ -303,10 +303,10 @@ def test_an_exception_of_a_handler_while_plans_are_timed_undoes_the_updates(auto
 
 
 def test_memory_limits_the_rows_that_are_timed(automatic, costs, sorting, monkeypatch):
-    """A row has 24 bytes, of which three copies are counted; less memory than for sixteen rows times nothing."""
+    """Three copies of a row of 24 bytes are counted. With less memory than for four rows, nothing is timed."""
     automatic(2)
     inputs, output, total, updates = sorting
-    for room, n_points in ((8 * 24 * 3 * 100, 2), (8 * 24, 0)):
+    for room, n_points in ((8 * 24 * 3 * 1000, 3), (8 * 24 * 3 * 10, 1), (8 * 24, 0)):
         monkeypatch.setattr("synkhronos._api.choice.free_memory", lambda room=room: [(room, "here")])
         costs.write_text(json.dumps({"1": {"machines": stored(costs, "machines")}}))
         synk.close()
@@ -314,7 +314,7 @@ def test_memory_limits_the_rows_that_are_timed(automatic, costs, sorting, monkey
         function = synk.function(inputs, output, updates=updates, exact=True)
         function(values(30))
         assert [len(one["rows"]) for one in stored(costs)] == [n_points] * bool(n_points)
-    close(total, serial_updates(2))
+    close(total, serial_updates(3))
 
 
 def serial_updates(n_calls):
@@ -331,7 +331,7 @@ def test_a_slow_function_is_timed_with_few_rows(automatic, costs, monkeypatch):
     function = synk.function([x], T.sort(x, axis=0).sum(), exact=True)
     close(function(values(30)), values(30).sum())
     (times,) = stored(costs)
-    assert [rows for rows, _ in times["rows"]] == [16]
+    assert [rows for rows, _ in times["rows"]] == [4]
 
 
 @pytest.mark.parametrize("flag", ["compute_test_value=raise", "mode=FAST_COMPILE", "warn_float64=raise"])
