@@ -23,6 +23,7 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "call": ("call", {}),
     "inside": ("inside", {}),
     "exact": ("exact", {}),
+    "plans": ("plans", {}),
     "lstm": ("lstm", {}),
     "step": ("step", {}),
     "excerpt": ("excerpt", {}),

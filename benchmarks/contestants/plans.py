@@ -17,7 +17,7 @@ from benchmarks.contestants._kernels import of_theano
 from benchmarks.contestants._serve import compete, timed
 
 _PAUSE = 0.15  # seconds before each turn: idle threads of another contestant's OpenBLAS spin for 0.1
-_SECONDS, _LEAST, _MOST = 0.05, 3, 60  # duration of a turn, and its calls
+_SECONDS, _LEAST, _MOST = 0.15, 3, 200  # duration of a turn, and its calls
 
 
 def classify(layer, x, y, rule):
@@ -164,7 +164,7 @@ def make(plan="", ranks=0):
             function(*arrays)
             n_calls[program, rows] = round(min(max(_SECONDS / (time.perf_counter() - start), _LEAST), _MOST))
         time.sleep(_PAUSE)
-        return timed(lambda: function(*arrays), n_calls[program, rows], untimed=2)
+        return timed(lambda: function(*arrays), n_calls[program, rows], untimed=5)
 
     return run, {"kernels": of_theano()}
 
