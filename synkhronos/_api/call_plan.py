@@ -21,6 +21,7 @@ import numpy as np
 from synkhronos._api.checks import Input, inputs_of
 from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.data_arrays import Data
+from synkhronos._costs import Estimate
 from synkhronos._graph import Graph, Variant
 from synkhronos._graph.ops import Cut
 from synkhronos._memory import ArrayRef
@@ -260,6 +261,7 @@ class ControllerCall(NamedTuple):
     compute: Callable[[Session, Sequence[Any], Any], list[Any]]
     counts: tuple[int, ...]  # data points by rank
     subset: tuple[int, ...] | None  # of the outputs; ``None``: all
+    estimate: Estimate | None  # prediction by which the plan was chosen
 
 
 class Staging(NamedTuple):

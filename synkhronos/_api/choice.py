@@ -99,7 +99,8 @@ class Chooser:
     def __init__(self, user: Graph, compiled: Any, specs: Sequence[Input], options: str) -> None:
         self.estimates: dict[Any, Estimate] = {}
         self._user, self._compiled, self._specs, self._options = user, compiled, specs, options
-        self._has_effects: bool | None = None if options else True
+        self._may_be_timed: bool | None = None if options else False  # ``None``: not known yet
+        self._variables: list[Any] | None = None
         self._reader: WorkReader | None = None
         self._digest = ""
         self._is_timed = False  # in this program
@@ -124,41 +125,56 @@ class Chooser:
         return [Prediction(key[0], one.rows, one.controller, one.source) for key, one in self.estimates.items()]
 
     def _predict(self, session: Session, costs: Costs, inputs: Inputs, n_rows: int) -> Estimate:
-        updated = _graph.updated_variables(self._compiled)
-        variables = updated or _graph.shared_variables_of(self._compiled)
-        n_bytes = sum([math.prod(_shape_of(var)) * np.dtype(var.dtype).itemsize for var in _dense(variables)])
-        unknown = Estimate(0.0, math.inf, 0.0, bool(updated), "unknown")
+        updates = bool(_graph.updated_variables(self._compiled))
+        unknown = Estimate(0.0, math.inf, 0.0, updates, "unknown")
         if costs.machine is None:
             return unknown
-        rest = costs.machine.broadcast.at(n_bytes) if n_bytes else 0.0, bool(updated)
-        needs = self._needs(session, inputs, n_rows)
-        if needs is not None:
-            share, everything, staged = needs
-            rows = seconds_by_rows(share.work, share.exchange._replace(staged=staged), costs.machine)
-            controller = seconds_on_controller(everything.work, costs.machine)
-            if not share.work.unknown and not 1 / _NEAR < rows / controller < _NEAR:
-                return Estimate(rows, controller, *rest, "model")
+        broadcast = self._seconds_of_broadcast(costs.machine)
+        found = self._modelled(session, costs.machine, inputs, n_rows)
+        if found is not None and not (found[0] < _NEAR * found[1] and found[1] < _NEAR * found[0]):
+            return Estimate(*found, broadcast, updates, "model")
         name = self._name_of_graph(inputs)
         times = costs.store.times(costs.name, name)
         if self._can_be_timed() and (times is None or self._is_to_be_timed_again(costs, name)):
             raise Unmeasured(inputs)
         if times:
             rows, controller = (along_rows(times[plan], n_rows) for plan in ("rows", "controller"))
-            return Estimate(rows, controller, *rest, "timed")
-        return unknown if needs is None or share.work.unknown else Estimate(rows, controller, *rest, "model")
+            return Estimate(rows, controller, broadcast, updates, "timed")
+        return unknown if found is None else Estimate(*found, broadcast, updates, "model")
 
-    def _needs(self, session: Session, inputs: Inputs, n_rows: int) -> tuple[Needs, Needs, float] | None:
-        """Return what a rank needs, and the controller alone, and the bytes of NumPy inputs; ``None`` if unknown."""
-        on_rank = min(-(-n_rows // session.n_ranks), n_rows)
+    def _seconds_of_broadcast(self, machine: Machine) -> float:
+        """Return the seconds in which the other ranks get the variables that the function updates, or else reads."""
+        variables = _dense(_graph.updated_variables(self._compiled)) or _dense(self._shared())
+        n_bytes = sum([math.prod(_shape_of(var)) * np.dtype(var.dtype).itemsize for var in variables])
+        return machine.broadcast.at(n_bytes) if n_bytes else 0.0
+
+    def _modelled(self, session: Session, machine: Machine, inputs: Inputs, n_rows: int) -> tuple[float, float] | None:
+        """Return the seconds by rows, and on the controller; ``None`` if the model does not know an operation."""
         try:
-            reader = self._reader = self._reader or WorkReader(self._compiled)
-            share, everything = (reader.needs(*self._arguments(inputs, n_rows, here)) for here in (on_rank, n_rows))
+            share, everything = self._needs(session, inputs, n_rows)
+            if share.work.unknown:
+                return None
+            arrays = [value for value in inputs.values if isinstance(value, np.ndarray)]
+            staged = sum([value.nbytes for value in arrays]) * n_rows / max(1, sum(inputs.counts))
+            rows = seconds_by_rows(share.work, share.exchange._replace(staged=staged), machine)
+            return rows, seconds_on_controller(everything.work, machine)
         except Exception as error:  # the model must not end a program, which may have graphs of any kind
             let_interrupts_pass(error)
-            _logger.debug("cannot read the work of %s: %r", self._compiled, error)
+            _logger.debug("cannot predict the seconds of %s: %r", self._compiled, error)
             return None
-        arrays = [value for value in inputs.values if isinstance(value, np.ndarray)]
-        return share, everything, sum([value.nbytes for value in arrays]) * n_rows / max(1, sum(inputs.counts))
+
+    def _needs(self, session: Session, inputs: Inputs, n_rows: int) -> tuple[Needs, Needs]:
+        """Return what a rank needs, and what the controller needs alone."""
+        reader = self._reader = self._reader or WorkReader(self._compiled)
+        on_rank = min(-(-n_rows // session.n_ranks), n_rows)
+        share, everything = (reader.needs(*self._arguments(inputs, n_rows, here)) for here in (on_rank, n_rows))
+        return share, everything
+
+    def _shared(self) -> list[Any]:
+        """Return the function's shared variables."""
+        if self._variables is None:
+            self._variables = _graph.shared_variables_of(self._compiled)
+        return self._variables
 
     def _arguments(self, inputs: Inputs, n_rows: int, here: int) -> tuple[list[tuple[int, ...]], list[Any]]:
         """Return the shapes, and the values of scalars, of the inputs of a rank's function; it has `here` rows."""
@@ -184,7 +200,7 @@ class Chooser:
     def _other_shapes(self, inputs: Inputs) -> list[tuple[int, ...]]:
         """Return the shapes of inputs and variables, without the number of rows. Lengths of inputs are rounded."""
         shapes = [tuple(map(_rounded, self._shape(i, value, 0))) for i, value in enumerate(inputs.values)]
-        return shapes + [_shape_of(var) for var in _dense(_graph.shared_variables_of(self._compiled))]
+        return shapes + [_shape_of(var) for var in _dense(self._shared())]
 
     # -- times of both plans
 
@@ -205,10 +221,10 @@ class Chooser:
 
     def _can_be_timed(self) -> bool:
         """Return whether more calls than the program asks for have no effect but updates, which are undone."""
-        if self._has_effects is None:
+        if self._may_be_timed is None:
             outputs, updates = self._user.expressions
-            self._has_effects = _have_effects([*outputs, *(new for _, new in updates)])
-        return not self._has_effects
+            self._may_be_timed = not _have_effects([*outputs, *(new for _, new in updates)])
+        return self._may_be_timed
 
     def time(self, session: Session, inputs: Inputs, by_plan: Callable[[str, list[Any]], Callable[[], Any]]) -> None:
         """Time both plans at some numbers of rows, undo all updates, and store the times. The caller holds the lock.
@@ -228,7 +244,7 @@ class Chooser:
         largest = self._largest(session, inputs)
         sizes = [max(one, session.n_ranks) for one in _SIZES]
         if sizes[0] > largest:
-            self._has_effects = True  # none that are known, but the machine has too little memory
+            self._may_be_timed = False
             return
         every, session.replica_check.every = session.replica_check.every, 0
         try:
@@ -247,7 +263,7 @@ class Chooser:
                 raise  # a worker has died
             times = {}
         except MemoryError:
-            self._has_effects = True
+            self._may_be_timed = False  # in this program
             return
         except Exception as error:  # the program's own call shows it, or it is due to the number of rows
             let_interrupts_pass(error)
@@ -258,14 +274,15 @@ class Chooser:
 
     def _largest(self, session: Session, inputs: Inputs) -> int:
         """Return a number of rows of which all values of a call fit into a quarter of the free memory."""
-        needs, n_rows = self._needs(session, inputs, _SIZES[-1]), max(1, sum(inputs.counts))
         given = sum([value.size * np.dtype(value.dtype).itemsize for value in inputs.values[: self._user.n_scattered]])
-        n_bytes = 3 * given / n_rows  # the rows of the caller, repeated, and copied for the ranks
-        most = _SIZES[-1]
-        if needs is None or needs[0].work.unknown:
-            most = _MOST_UNKNOWN
-        if needs is not None:
-            n_bytes += needs[1].n_bytes / _SIZES[-1]
+        n_bytes, most = 3 * given / max(1, sum(inputs.counts)), _MOST_UNKNOWN  # the caller's rows are copied twice
+        try:
+            _, everything = self._needs(session, inputs, _SIZES[-1])
+        except Exception as error:
+            let_interrupts_pass(error)
+        else:
+            n_bytes += everything.n_bytes / _SIZES[-1]
+            most = _MOST_UNKNOWN if everything.work.unknown else _SIZES[-1]
         return int(min(most, min(free_memory())[0] / 4 / session.n_ranks / max(1.0, n_bytes)))
 
     def _resized(self, position: int, value: Any, inputs: Inputs, size: int) -> Any:

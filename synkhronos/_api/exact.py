@@ -187,7 +187,7 @@ class ExactFunction(Function):
                 arrays,
                 counts=call.counts,
                 n_changes=self._n_changes,
-                estimate=self._planner.latest,
+                estimate=call.estimate,
                 single=single,
             )
 
@@ -487,7 +487,7 @@ class _ExactPlanner(Planner):
             counts = (1,) * session.n_ranks
             if inputs.shares is not None:
                 counts = tuple(sum(inputs.counts) * (rank == session.master_rank) for rank in range(session.n_ranks))
-            return ControllerCall(functools.partial(self._alone.compute, subset), counts, subset), ()
+            return ControllerCall(functools.partial(self._alone.compute, subset), counts, subset, self.latest), ()
         if num_slices > 1 and self._graph.checks_shapes:
             num_slices = 1  # same results; the checks gather inputs first, so the graph cannot be cut for slices
         if num_slices > 1:

@@ -13,8 +13,9 @@ import json
 import logging
 import math
 import os
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 from synkhronos._costs.model import Machine, machine_from
 
@@ -26,6 +27,8 @@ VERSION = "1"
 #: Part of the time of this process's cores. If other programs use more, costs are provisional: a later program that
 #: finds the cores free measures them again.
 MOST_BUSY = 0.1
+
+_LOCK_SECONDS = 5.0
 
 #: Environment variable with the path of the file.
 VARIABLE = "SYNKHRONOS_COSTS"
@@ -100,7 +103,7 @@ class Store:
             folder = os.path.dirname(self._path)
             os.makedirs(folder, exist_ok=True)
             with open(f"{self._path}.lock", "ab") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it if this process dies
+                _lock(lock)
                 self._content = changed(self._read())
                 new = f"{self._path}.new"
                 with open(new, "w") as file:
@@ -117,17 +120,29 @@ class Store:
         return _entries(self._content, VERSION)
 
     def _read(self) -> dict[str, Any]:
-        if not self._path:
+        if not os.path.isfile(self._path):
             return {}
         try:
             with open(self._path) as file:
                 content = json.load(file)
-        except FileNotFoundError:
-            return {}
         except (OSError, ValueError) as error:
             _logger.warning("ignored %s, which should have measured costs: %s", self._path, error)
             return {}
         return content if isinstance(content, dict) else {}
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Lock a file. The kernel releases the lock if its holder dies; raise `OSError` if a living one does not."""
+    end = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _with(content: dict[str, Any], names: tuple[str, ...], value: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Cost model of plans, compared with values that were computed by hand, and the file of measured costs."""
 
+import fcntl
 import json
 import math
 import os
@@ -314,3 +315,22 @@ def test_info_shows_the_constants(tmp_path):
     assert "command 35 µs, meeting 9 µs" in text
     assert "of 2 ranks of this machine" in text
     assert describe_machine(fast)[0] == "command 35 µs, meeting 9 µs"
+
+
+def test_a_lock_that_is_not_released_is_not_waited_for(tmp_path, monkeypatch, caplog):
+    """Another process may be stopped while it holds the lock."""
+    monkeypatch.setattr("synkhronos._costs.store._LOCK_SECONDS", 0.1)
+    path = str(tmp_path / "costs.json")
+    with open(f"{path}.lock", "ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        store = Store(path)
+        store.put("machines", "a", value=machine())
+    assert "cannot keep measured costs" in caplog.text
+    assert store.machines() == {"a": machine()}
+    assert not os.path.exists(path)
+
+
+def test_a_path_that_is_no_file(tmp_path):
+    """Reading a pipe would wait for a writer."""
+    os.mkfifo(tmp_path / "pipe")
+    assert Store(str(tmp_path / "pipe")).machines() == {}
