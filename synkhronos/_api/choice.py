@@ -144,8 +144,7 @@ class Chooser:
 
     def _seconds_of_broadcast(self, machine: Machine) -> float:
         """Return the seconds in which the other ranks get the variables that the function updates, or else reads."""
-        variables = _dense(_graph.updated_variables(self._compiled)) or _dense(self._shared())
-        n_bytes = sum([math.prod(_shape_of(var)) * np.dtype(var.dtype).itemsize for var in variables])
+        n_bytes = _n_bytes_of(_graph.updated_variables(self._compiled) or self._shared())
         return machine.broadcast.at(n_bytes) if n_bytes else 0.0
 
     def _modelled(self, session: Session, machine: Machine, inputs: Inputs, n_rows: int) -> tuple[float, float] | None:
@@ -283,7 +282,8 @@ class Chooser:
         else:
             n_bytes += everything.n_bytes / _SIZES[-1]
             most = _MOST_UNKNOWN if everything.work.unknown else _SIZES[-1]
-        return int(min(most, min(free_memory())[0] / 4 / session.n_ranks / max(1.0, n_bytes)))
+        room = min(free_memory())[0] / 4 - _n_bytes_of(_graph.updated_variables(self._compiled))  # which are copied
+        return int(min(most, max(0.0, room) / session.n_ranks / max(1.0, n_bytes)))
 
     def _resized(self, position: int, value: Any, inputs: Inputs, size: int) -> Any:
         """Return a value of an input with another number of rows."""
@@ -302,6 +302,11 @@ def _slice_of(rows: Selection) -> Any:
 def _shape_of(var: Any) -> tuple[int, ...]:
     value = var.container.storage[0]
     return tuple(value.shape)
+
+
+def _n_bytes_of(variables: Sequence[Any]) -> int:
+    """Return the bytes of the variables whose values are arrays."""
+    return sum([math.prod(_shape_of(var)) * np.dtype(var.dtype).itemsize for var in _dense(variables)])
 
 
 def _dense(variables: Sequence[Any]) -> list[Any]:
