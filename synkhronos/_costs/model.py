@@ -250,8 +250,9 @@ def along_rows(points: Sequence[Sequence[float]], n_rows: float) -> float:
     """Return the seconds for a number of rows, on straight lines between measured points, in order of their rows.
 
     The first and the last line are extended, but are never below half of the smallest measured time. One point holds
-    for all numbers of rows.
+    for all numbers of rows. A time that is longer than one for more rows was delayed, and is replaced by that one.
     """
+    points = [(rows, min(seconds for _, seconds in points[i:])) for i, (rows, _) in enumerate(points)]
     if len(points) == 1:
         return points[0][1]
     i = min(max(bisect.bisect_left([rows for rows, _ in points], n_rows), 1), len(points) - 1)
