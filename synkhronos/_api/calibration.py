@@ -30,8 +30,6 @@ from synkhronos.errors import SynkhronosError, WorkerError
 
 _logger = logging.getLogger("synkhronos")
 
-_FAILED = "cannot measure this machine, so exact functions have the plan rows: %s"
-
 _DTYPES = ("float32", "float64")
 _LENGTHS = (1, 16, 128, 1024)  # of products
 _BYTES = (2**10, 2**14, 2**18, 2**21, 2**24)  # of arrays
@@ -53,9 +51,8 @@ def measured(session: Session, version: str, build: Callable[..., Any]) -> Costs
         `synkhronos.function`.
     """
     store, name = Store(path_of_store(os.environ)), name_of_machine(session, version)
-    machine, is_busy = store.machines().get(name), False
-    if machine is None or store.is_provisional("machines", name):
-        is_busy = busy() > MOST_BUSY
+    machine = store.machines().get(name)
+    is_busy = (machine is None or store.is_provisional("machines", name)) and busy() > MOST_BUSY
     if machine is None or (store.is_provisional("machines", name) and not is_busy):
         _logger.info("measuring this machine, to choose the plans of exact functions: %s", name)
         every, session.replica_check.every = session.replica_check.every, 0
@@ -63,13 +60,11 @@ def measured(session: Session, version: str, build: Callable[..., Any]) -> Costs
             with progress("measuring this machine", 1 + _REPETITIONS) as work, _usual_flags():
                 measurement = _Measurement(session, build, work)
                 machine = typical([measurement.machine() for _ in range(_REPETITIONS)])
-        except SynkhronosError as error:
-            if not isinstance(error, WorkerError):
-                raise  # a worker has died
-            _logger.warning(_FAILED, error)
         except Exception as error:  # the program's flags may refuse functions of any kind
             let_interrupts_pass(error)
-            _logger.warning(_FAILED, error)
+            if isinstance(error, SynkhronosError) and not isinstance(error, WorkerError):
+                raise  # a worker has died
+            _logger.warning("cannot measure this machine, so exact functions have the plan rows: %s", error)
         else:
             store.put("machines", name, value=machine, is_provisional=is_busy)
         finally:

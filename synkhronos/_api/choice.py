@@ -257,15 +257,13 @@ class Chooser:
                     values = [self._resized(i, value, inputs, size) for i, value in enumerate(inputs.values)]
                     for plan, points in times.items():
                         points.append([size, _seconds_of(by_plan(plan, values))])
-        except SynkhronosError as error:
-            if not isinstance(error, WorkerError):
-                raise  # a worker has died
-            times = {}
         except MemoryError:
             self._may_be_timed = False  # in this program
             return
         except Exception as error:  # the program's own call shows it, or it is due to the number of rows
             let_interrupts_pass(error)
+            if isinstance(error, SynkhronosError) and not isinstance(error, WorkerError):
+                raise  # a worker has died
             times = {}
         finally:
             session.replica_check.every = every

@@ -29,6 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from synkhronos._cli.probes import ask, python
+from synkhronos._utils.resources import cache_folder
 
 # -- search for libraries
 
@@ -374,11 +375,9 @@ def private_folder(links: Mapping[str, str], environment: Mapping[str, str]) -> 
 
 def _parents(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield the parents for such folders: in the user's cache, then in the folder of temporary files."""
-    cache = environment.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(cache):  # the specification of base directories says to ignore relative paths
-        cache = os.path.join(environment.get("HOME", ""), ".cache")
-    if os.path.isabs(cache):
-        yield os.path.join(cache, "synkhronos")
+    cache = cache_folder(environment.get("XDG_CACHE_HOME", ""), environment.get("HOME", ""))
+    if cache:
+        yield cache
     yield os.path.join(tempfile.gettempdir(), f"synkhronos-{os.geteuid()}")
 
 

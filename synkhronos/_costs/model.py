@@ -1,7 +1,7 @@
 """Cost model: the seconds that a call of a function takes on the ranks of one machine. Pure functions of numbers.
 
-The work of a rank is read from its graph (`synkhronos._costs.work`), and the constants are measured once for each
-machine (`synkhronos._costs.machine`). Seconds of matrix products and of passes over memory are interpolated between
+The work of a rank is read from its graph (`synkhronos._sharding.work`), and the constants are measured once for each
+machine (`synkhronos._api.calibration`). Seconds of matrix products and of passes over memory are interpolated between
 measured sizes, on logarithmic scales; beyond the measured sizes they grow with the number of operations or bytes.
 """
 
@@ -252,13 +252,19 @@ def along_rows(points: Sequence[Sequence[float]], n_rows: float) -> float:
     The first and the last line are extended, but are never below half of the smallest measured time. One point holds
     for all numbers of rows. A time that is longer than one for more rows was delayed, and is replaced by that one.
     """
-    points = [(rows, min(seconds for _, seconds in points[i:])) for i, (rows, _) in enumerate(points)]
+    sizes, measured = zip(*points)
+    points = list(zip(sizes, _undelayed(measured)))
     if len(points) == 1:
         return points[0][1]
-    i = min(max(bisect.bisect_left([rows for rows, _ in points], n_rows), 1), len(points) - 1)
+    i = min(max(bisect.bisect_left(sizes, n_rows), 1), len(points) - 1)
     (first, lower), (last, upper) = points[i - 1 : i + 1]
     line = lower + (upper - lower) * (n_rows - first) / (last - first)
-    return max(line, min(seconds for _, seconds in points) / 2)
+    return max(line, points[0][1] / 2)
+
+
+def _undelayed(seconds: Sequence[float]) -> tuple[float, ...]:
+    """Return the seconds of increasing sizes, each at most as long as those of all larger sizes."""
+    return tuple(min(seconds[i:]) for i in range(len(seconds)))
 
 
 def choose(lead: float | None, is_stale: bool, estimate: Estimate) -> tuple[bool, float | None]:
@@ -316,7 +322,7 @@ def typical(machines: Sequence[Machine]) -> Machine:
         return statistics.median(found)
 
     def smooth(curve: Curve) -> Curve:
-        return Curve(curve.sizes, tuple(min(curve.seconds[i:]) for i in range(len(curve.sizes))))
+        return Curve(curve.sizes, _undelayed(curve.seconds))
 
     def smooth_grid(grid: Grid) -> Grid:
         places = list(itertools.product(*(range(len(axis)) for axis in grid[:3])))

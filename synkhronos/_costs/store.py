@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from synkhronos._costs.model import Machine, machine_from
+from synkhronos._utils.resources import cache_folder
 
 _logger = logging.getLogger("synkhronos")
 
@@ -41,10 +42,8 @@ def path_of_store(environment: Mapping[str, str]) -> str:
     """
     if environment.get(VARIABLE):
         return os.path.abspath(environment[VARIABLE])
-    caches, home = environment.get("XDG_CACHE_HOME", ""), environment.get("HOME") or os.path.expanduser("~")
-    if not os.path.isabs(caches):
-        caches = os.path.join(home, ".cache")
-    return os.path.join(caches, "synkhronos", "costs.json") if os.path.isabs(caches) else ""
+    folder = cache_folder(environment.get("XDG_CACHE_HOME", ""), environment.get("HOME") or os.path.expanduser("~"))
+    return os.path.join(folder, "costs.json") if folder else ""
 
 
 class Store:

@@ -110,6 +110,21 @@ def _fields(path: Path) -> dict[str, int]:
     return {words[0]: int(words[1]) for words in map(str.split, path.read_text().splitlines())}
 
 
+def cache_folder(caches: str, home: str) -> str:
+    """Return the library's folder among the user's caches; empty if there is no place for one.
+
+    Parameters
+    ----------
+    caches : str
+        Value of ``XDG_CACHE_HOME``. The specification of base directories says to ignore relative paths.
+    home : str
+        The user's home, for its folder ``.cache``.
+    """
+    if not os.path.isabs(caches):
+        caches = os.path.join(home, ".cache")
+    return os.path.join(caches, "synkhronos") if os.path.isabs(caches) else ""
+
+
 def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
     """Return the processor's model name, its family and model numbers, and its widest vector extension."""
     fields: dict[str, str] = {}
