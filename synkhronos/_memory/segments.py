@@ -253,13 +253,13 @@ class SegmentTable:
         """Return the array that ``ref`` refers to, as a view."""
         if self.own and ref in self.own:
             return self.own[ref]
-        key, offset, shape, dtype = ref
-        return np.ndarray(shape, dtype, self._content(key), offset)
+        return self.shared(ref)
 
     def shared(self, ref: ArrayRef) -> np.ndarray:
         """Return the memory that ``ref`` refers to, which all ranks share."""
         key, offset, shape, dtype = ref
-        return np.ndarray(shape, dtype, self._content(key), offset)
+        content = self._bytes.get(key)
+        return np.ndarray(shape, dtype, self._content(key) if content is None else content, offset)
 
     def _content(self, key: str) -> np.ndarray:
         content = self._bytes.get(key)
