@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import sysconfig
-import time
 from collections.abc import Iterator
 from itertools import product
 from typing import Any, Callable
@@ -17,7 +16,7 @@ import numpy as np
 import scipy
 
 from synkhronos import _backends, _graph
-from synkhronos._api.choice import Costs
+from synkhronos._api.choice import Costs, seconds_of
 from synkhronos._api.data_arrays import data
 from synkhronos._backends import T, shared
 from synkhronos._costs import MOST_BUSY, Curve, Grid, Machine, Rates, Store, path_of_store, typical
@@ -229,11 +228,4 @@ class _Measurement:
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    """Return the lower quartile of the seconds of some calls, without the first one: other programs only add to it."""
-    call()
-    found: list[float] = []
-    while len(found) < _LEAST or (sum(found) < _SECONDS and len(found) < _MOST):
-        start = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - start)
-    return sorted(found)[len(found) // 4]
+    return seconds_of(call, _SECONDS, _LEAST, _MOST)

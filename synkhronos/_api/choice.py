@@ -256,7 +256,7 @@ class Chooser:
                             break
                     values = [self._resized(i, value, inputs, size) for i, value in enumerate(inputs.values)]
                     for plan, points in times.items():
-                        points.append([size, _seconds_of(by_plan(plan, values))])
+                        points.append([size, seconds_of(by_plan(plan, values), _SECONDS, _LEAST_CALLS, _MOST_CALLS)])
         except MemoryError:
             self._may_be_timed = False  # in this program
             return
@@ -328,16 +328,21 @@ def _rounded(n_rows: int) -> int:
     return round(2 ** (round(_STEPS * math.log2(n_rows)) / _STEPS)) if n_rows else 0
 
 
-def _seconds_of(call: Callable[[], Any]) -> float:
-    """Return the least of the seconds of some calls after the first one; those of the first one if it takes long."""
+def seconds_of(call: Callable[[], Any], seconds: float, least: int, most: int) -> float:
+    """Return the lower quartile of the seconds of some calls, because other programs only add to it.
+
+    There are at least ``least`` calls, and more, up to ``most``, until they have taken ``seconds``. The first call is
+    not counted, unless it takes so long that it is the only one.
+    """
     found: list[float] = []
-    while len(found) < _MOST_CALLS and (sum(found[1:]) < _SECONDS or len(found) <= _LEAST_CALLS):
+    while len(found) < most and (sum(found[1:]) < seconds or len(found) <= least):
         start = time.perf_counter()
         call()
         found.append(time.perf_counter() - start)
         if found[0] > _MOST_SECONDS:
             return found[0]
-    return min(found[1:])
+    found = sorted(found[1:])
+    return found[len(found) // 4]
 
 
 class _unchanged:

@@ -8,7 +8,7 @@ import math
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from synkhronos._costs import Estimate
 from synkhronos._graph import Graph, Variant
 from synkhronos._processes import FUNCTION
 from synkhronos._rank import Call
-from synkhronos._session import Place, Session, current
+from synkhronos._session import Place, Session, Updates, current
 from synkhronos._sharding import ShardedGraph, rules  # noqa: F401 - the rules register themselves
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
@@ -31,7 +31,6 @@ from synkhronos.errors import SessionError
 _measuring = threading.RLock()
 
 _Run = Callable[[list[Any]], list[Any]]
-_Updated = tuple[_graph.SentValue, Optional[int]]  # record and key of an updated variable
 
 
 class ExactFunction(Function):
@@ -98,7 +97,7 @@ class ExactFunction(Function):
             divided, results, self._collectives, alike, session.on_gpu, plan=plan, alone=alone, chooser=chooser
         )
         self._common = [var for var in self.get_shared() if var not in divided.own_states]
-        self._syncs = [_graph.sync_of(var.container) for var in self._common]
+        self._syncs = tuple([_graph.sync_of(var.container) for var in self._common])
 
     @property
     def partition(self) -> Any:
@@ -113,10 +112,8 @@ class ExactFunction(Function):
 
         Values of shared variables that the program has set on the controller are given to the other ranks, too.
         """
-        for sync in self._syncs:
-            if sync.sent is not sync.storage[0]:
-                self._give_what_was_set(current("Function"))
-                break
+        if _graph.first_set(self._syncs) >= 0:
+            self._give_what_was_set(current("Function"))
         repetition = self._repetition
         if repetition is not None and not kwargs:
             outputs = repetition(args)
@@ -334,24 +331,25 @@ class _OnController:
     def __init__(self, user: Graph, specs: Sequence[Input], shared: Callable[[], list[Any]]) -> None:
         self._user, self._specs, self._shared = user, specs, shared
         self._functions: dict[Any, tuple[_Run, list[Any]]] = {}
-        #: In this session, once the other ranks have all variables: functions with their updated variables, by subset.
-        self.ready: dict[Any, tuple[_Run, list[_Updated]]] = {}
+        #: Functions with their updated variables, by subset, in this session.
+        self.ready: dict[Any, tuple[_Run, Updates]] = {}
 
     def compute(self, subset: tuple[int, ...] | None, session: Session, values: Sequence[Any], batch: Any) -> list[Any]:
         """Compute outputs and updates from all rows of the call; return the outputs, or a subset of them."""
-        run, pairs = self.ready.get(subset) or self._prepare(session, subset)
+        run, updates = self.ready.get(subset) or self._prepare(session, subset)
+        if not session.stale.is_current(updates):
+            run, updates = self._prepare(session, subset)
         if session.replica_check.every:
             session.replica_check.see_calls([self._shared()])
         arrays = chosen(values, batch, self._specs, self._user.n_scattered)
         session.timeline.switch(FUNCTION)
-        return _computed(session, run, pairs, arrays)
+        return _computed(session, run, updates, arrays)
 
-    def _prepare(self, session: Session, subset: tuple[int, ...] | None) -> tuple[_Run, list[_Updated]]:
+    def _prepare(self, session: Session, subset: tuple[int, ...] | None) -> tuple[_Run, Updates]:
         run, updated = self._functions.get(subset) or self._compile(session, subset)
-        pairs = session.stale.pairs_of(updated)
-        if all(key is not None for _, key in pairs):
-            self.ready[subset] = run, pairs
-        return run, pairs
+        updates = session.stale.updates_of(updated)
+        self.ready[subset] = run, updates
+        return run, updates
 
     def _compile(self, session: Session, subset: tuple[int, ...] | None) -> tuple[_Run, list[Any]]:
         variant, asked = Variant().for_subset(subset)
@@ -361,13 +359,13 @@ class _OnController:
         return self._functions[subset]
 
 
-def _computed(session: Session, run: _Run, pairs: Sequence[_Updated], arrays: list[Any]) -> list[Any]:
+def _computed(session: Session, run: _Run, updates: Updates, arrays: list[Any]) -> list[Any]:
     """Compute on the controller, and record which variables are stale on the other ranks; return the outputs."""
     try:
-        session.stale.begin(pairs)
+        session.stale.begin(updates)
         outputs = session.replica.compute(run, arrays)
     finally:
-        session.stale.end(pairs)
+        session.stale.end(updates)
     return [session.private(value) for value in outputs]
 
 
@@ -394,7 +392,7 @@ class _Repetition:
     def __init__(
         self,
         session: Session,
-        runner: tuple[_Run, list[_Updated]],
+        runner: tuple[_Run, Updates],
         arrays: Sequence[Any],
         *,
         counts: tuple[int, ...],
@@ -404,7 +402,7 @@ class _Repetition:
     ) -> None:
         self.counts, self.single = counts, single
         self._session, self._n_changes = weakref.ref(session), n_changes
-        self._run, self._pairs = runner
+        self._run, self._updates = runner
         self._kinds = [(array.shape, array.dtype) for array in arrays]
         #: The lead from which on all further choices are the same; see `choose`.
         self._lead = math.inf if estimate is None or not estimate.broadcast else -estimate.broadcast / 2
@@ -422,10 +420,10 @@ class _Repetition:
             lead, check = session.stale.lead, session.replica_check
             if session.sequencer.place or session.timeline.on or check.every or check.n_changes != self._n_changes:
                 return None
-            if lead is not None and lead > self._lead:
+            if (lead is not None and lead > self._lead) or not session.stale.is_current(self._updates):
                 return None
             session.check_usable()
-            return _computed(session, self._run, self._pairs, list(args))
+            return _computed(session, self._run, self._updates, list(args))
 
 
 class _ExactPlanner(Planner):

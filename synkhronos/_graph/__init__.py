@@ -12,6 +12,7 @@ from synkhronos._graph.shared_variables import (
     adopt_array,
     copy_array,
     describe,
+    first_set,
     get_array,
     host_array,
     is_shared_variable,

@@ -99,9 +99,7 @@ def run_function(function: Any, subset: Sequence[int] | None = None) -> Callable
 
     def run(values: list[Any]) -> list[Any]:
         results = execute(values)
-        for sync in updated:
-            if sync.sent is not None:
-                sync.sent = sync.storage[0]
+        native.follow_values(updated)
         return results
 
     return run

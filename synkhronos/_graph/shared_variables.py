@@ -35,6 +35,8 @@ from synkhronos._backends import (
     updated_storage,
     write,
 )
+from synkhronos._native import native
+from synkhronos._native.native import SentValue, first_set  # noqa: F401 - for other folders
 from synkhronos._utils.interrupts import FinalizerQueue
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
@@ -176,6 +178,11 @@ class VariableTable:
     ----------
     ended : FinalizerQueue, optional
         Queue for the keys of variables that the program has dropped. Only the controller's table has one.
+
+    Attributes
+    ----------
+    n_added : int
+        Number of variables that were ever added.
     """
 
     def __init__(self, ended: FinalizerQueue[int] | None = None) -> None:
@@ -185,6 +192,7 @@ class VariableTable:
         self._like: dict[int, tuple[Any, str | None]] = {}
         self._ended = ended
         self._counter = itertools.count()
+        self.n_added = 0
 
     def new_key(self) -> int:
         """Return a key that was never used before."""
@@ -192,6 +200,7 @@ class VariableTable:
 
     def put(self, key: int, var: Any) -> None:
         """Add a variable under a key."""
+        self.n_added += 1
         self._by_key[key] = var
         self._containers[key] = var.container
         self._like[key] = type(var), var.name
@@ -230,29 +239,6 @@ class VariableTable:
 # -- tracking of the values that other ranks have
 
 
-class SentValue:
-    """Record of the value that the other ranks have of one shared variable.
-
-    Attributes
-    ----------
-    storage : list
-        The container's storage, a list whose only item is the controller's value.
-    sent : object
-        The controller's value at the time when the other ranks got it. If ``storage`` has another object, the program
-        has set the variable since. ``None`` also means that the program has set it.
-    stale : object
-        A value of the controller's that is valid for all ranks, and that the other ranks do not have yet.
-        `IN_WORK` while the controller computes it; ``None`` if the other ranks' values are valid.
-    """
-
-    __slots__ = ("__weakref__", "sent", "stale", "storage")
-
-    def __init__(self, storage: list[Any]) -> None:
-        self.storage = storage
-        self.sent: Any = None
-        self.stale: Any = None
-
-
 #: See `SentValue.stale`.
 IN_WORK = object()
 
@@ -270,16 +256,15 @@ def sync_of(container: Any) -> SentValue:
     return sync
 
 
-def syncs_of(function: Any) -> list[SentValue]:
+def syncs_of(function: Any) -> tuple[SentValue, ...]:
     """Return the records of the variables that a compiled function updates, as far as they exist."""
     found = [_by_storage.get(id(storage)) for storage in updated_storage(function)]
-    return [sync for sync in found if sync is not None]
+    return tuple([sync for sync in found if sync is not None])
 
 
 def watch(container: Any) -> None:
     """Record that the other ranks have the present value of the variable with this container."""
-    sync = sync_of(container)
-    sync.sent, sync.stale = container.storage[0], None
+    native.note_values((sync_of(container),), False)
 
 
 def note_sent(variables: Iterable[Any]) -> None:
@@ -297,8 +282,8 @@ def value_for_others(var: Any) -> Any:
 def follow(container: Any) -> None:
     """Record a value that a command has set on all ranks, unless an earlier value was set by the program alone."""
     sync = _by_storage.get(id(container.storage))
-    if sync is not None and sync.sent is not None:
-        sync.sent = sync.storage[0]
+    if sync is not None:
+        native.follow_values((sync,))
 
 
 def _keep_stale(storage: list[Any]) -> None:

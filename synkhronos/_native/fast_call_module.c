@@ -1,6 +1,12 @@
-/* The type `FastCall`: calls a compiled function that takes its arguments from cells (lists of one item). See
- * native.pyi. */
+/* Calls of a compiled function that takes its arguments from cells (lists of one item), and records of the values of the
+ * variables that it uses. A function may have hundreds of variables, so loops over them in Python would take longer than
+ * many calls. See native.pyi. */
 #include "module.h"
+
+#include <stddef.h>
+#include <structmember.h>
+
+/* -- The type `FastCall` */
 
 /* An argument of the function: its cell, and the arrays that it accepts without conversion. */
 struct argument {
@@ -144,4 +150,155 @@ PyTypeObject FastCallType = {
     .tp_new = fast_call_new,
     .tp_call = (ternaryfunc)fast_call,
     .tp_dealloc = (destructor)fast_call_dealloc,
+};
+
+/* -- The type `SentValue`, and functions on tuples of its objects */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *storage, *sent, *stale, *references;
+} SentValue;
+
+static PyObject *sent_value_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"storage", NULL};
+    PyObject *storage;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!", names, &PyList_Type, &storage))
+        return NULL;
+    SentValue *self = (SentValue *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    Py_INCREF(storage);
+    Py_INCREF(Py_None);
+    Py_INCREF(Py_None);
+    self->storage = storage;
+    self->sent = self->stale = Py_None;
+    return (PyObject *)self;
+}
+
+static int sent_value_traverse(SentValue *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->storage);
+    Py_VISIT(self->sent);
+    Py_VISIT(self->stale);
+    return 0;
+}
+
+static int sent_value_clear(SentValue *self)
+{
+    Py_CLEAR(self->sent);
+    Py_CLEAR(self->stale);
+    return 0;
+}
+
+static void sent_value_dealloc(SentValue *self)
+{
+    PyObject_GC_UnTrack(self);
+    if (self->references != NULL)
+        PyObject_ClearWeakRefs((PyObject *)self);
+    sent_value_clear(self);
+    Py_XDECREF(self->storage);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyMemberDef sent_value_members[] = {
+    {"storage", T_OBJECT, offsetof(SentValue, storage), READONLY, NULL},
+    {"sent", T_OBJECT, offsetof(SentValue, sent), 0, NULL},
+    {"stale", T_OBJECT, offsetof(SentValue, stale), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyTypeObject SentValueType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "synkhronos._native.native.SentValue",
+    .tp_doc = "Record of the value that the other ranks have of one shared variable.",
+    .tp_basicsize = sizeof(SentValue),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = sent_value_new,
+    .tp_traverse = (traverseproc)sent_value_traverse,
+    .tp_clear = (inquiry)sent_value_clear,
+    .tp_dealloc = (destructor)sent_value_dealloc,
+    .tp_members = sent_value_members,
+    .tp_weaklistoffset = offsetof(SentValue, references),
+};
+
+/* Whether an object is a tuple of records whose storages have a value; an exception is set otherwise. */
+static int are_records(PyObject *records)
+{
+    int are = PyTuple_Check(records);
+    for (Py_ssize_t i = 0; are && i < PyTuple_GET_SIZE(records); i++) {
+        PyObject *one = PyTuple_GET_ITEM(records, i);
+        are = Py_IS_TYPE(one, &SentValueType) && PyList_GET_SIZE(((SentValue *)one)->storage) > 0;
+    }
+    if (!are)
+        PyErr_SetString(PyExc_TypeError, "expected a tuple of records of variables that have a value");
+    return are;
+}
+
+/* Set a member; its former value may run any code when it is freed. */
+static void set_member(PyObject **member, PyObject *value)
+{
+    PyObject *before = *member;
+    Py_INCREF(value);
+    *member = value;
+    Py_XDECREF(before);
+}
+
+#define VALUE_OF(record) PyList_GET_ITEM((record)->storage, 0)
+
+static PyObject *first_set(PyObject *Py_UNUSED(module), PyObject *records)
+{
+    Py_ssize_t i = 0;
+    if (!are_records(records))
+        return NULL;
+    for (; i < PyTuple_GET_SIZE(records); i++) {
+        SentValue *one = (SentValue *)PyTuple_GET_ITEM(records, i);
+        if (one->sent != VALUE_OF(one))
+            return PyLong_FromSsize_t(i);
+    }
+    return PyLong_FromLong(-1);
+}
+
+static PyObject *follow_values(PyObject *Py_UNUSED(module), PyObject *records)
+{
+    if (!are_records(records))
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(records); i++) {
+        SentValue *one = (SentValue *)PyTuple_GET_ITEM(records, i);
+        if (one->sent != Py_None && one->sent != VALUE_OF(one))
+            set_member(&one->sent, VALUE_OF(one));
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *set_stale(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *records, *value;
+    if (!PyArg_ParseTuple(args, "OO", &records, &value) || !are_records(records))
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(records); i++)
+        set_member(&((SentValue *)PyTuple_GET_ITEM(records, i))->stale, value);
+    Py_RETURN_NONE;
+}
+
+static PyObject *note_values(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *records;
+    int are_stale;
+    if (!PyArg_ParseTuple(args, "Op", &records, &are_stale) || !are_records(records))
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(records); i++) {
+        SentValue *one = (SentValue *)PyTuple_GET_ITEM(records, i);
+        set_member(&one->sent, VALUE_OF(one));
+        set_member(&one->stale, are_stale ? VALUE_OF(one) : Py_None);
+    }
+    Py_RETURN_NONE;
+}
+
+PyMethodDef synkhronos_call_functions[] = {
+    {"first_set", first_set, METH_O, "first_set(records, /): see native.pyi."},
+    {"follow_values", follow_values, METH_O, "follow_values(records, /): see native.pyi."},
+    {"set_stale", set_stale, METH_VARARGS, "set_stale(records, value, /): see native.pyi."},
+    {"note_values", note_values, METH_VARARGS, "note_values(records, are_stale, /): see native.pyi."},
+    {NULL, NULL, 0, NULL},
 };

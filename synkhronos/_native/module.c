@@ -166,10 +166,10 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit_native(void)
 {
-    static PyMethodDef *const others[] = {synkhronos_blas_functions, synkhronos_heap_functions,
+    static PyMethodDef *const others[] = {synkhronos_blas_functions, synkhronos_call_functions, synkhronos_heap_functions,
                                           synkhronos_process_functions, synkhronos_reduction_functions};
     static PyTypeObject *const types[] = {&CollectivesType, &DescriptorType, &FastCallType,
-                                          &HeapType, &ReductionType, &SyncType};
+                                          &HeapType, &ReductionType, &SentValueType, &SyncType};
     import_array();
     PyObject *module = PyModule_Create(&definition);
     int failed = module == NULL || PyModule_AddIntMacro(module, SENT) || PyModule_AddIntMacro(module, ANSWERED)

@@ -1,7 +1,7 @@
 """Types of the compiled core, in the order of its ``*_module.c`` files."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from numpy.typing import DTypeLike, NDArray
 from typing_extensions import Self
@@ -325,6 +325,42 @@ class FastCall:
 
         Return ``None``, without calling it, if the number of values or one of their types does not match.
         """
+
+class SentValue:
+    """Record of the value that the other ranks have of one shared variable.
+
+    Parameters
+    ----------
+    storage : list
+        The storage of the variable's container, a list whose only item is the controller's value.
+
+    Attributes
+    ----------
+    sent : object
+        The controller's value at the time when the other ranks got it. If ``storage`` has another object, the program
+        has set the variable since. ``None`` also means that the program has set it.
+    stale : object
+        A value of the controller's that is valid for all ranks, and that the other ranks do not have yet.
+        `synkhronos._graph.IN_WORK` while the controller computes it; ``None`` if the other ranks' values are valid.
+    """
+
+    storage: Final[list[Any]]
+    sent: Any
+    stale: Any
+
+    def __new__(cls, storage: list[Any]) -> Self: ...
+
+def first_set(records: tuple[SentValue, ...], /) -> int:
+    """Return the position of the first record of a variable that the program has set; -1 if there is none."""
+
+def follow_values(records: tuple[SentValue, ...], /) -> None:
+    """Record that all ranks have set the variables, except for those that the program has set before."""
+
+def set_stale(records: tuple[SentValue, ...], value: Any, /) -> None:
+    """Set ``stale`` of all records."""
+
+def note_values(records: tuple[SentValue, ...], are_stale: bool, /) -> None:
+    """Record the controller's values as ``sent``, and as ``stale`` if the other ranks have still to get them."""
 
 # -- process_module.c
 

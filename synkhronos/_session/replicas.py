@@ -5,15 +5,36 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
 from synkhronos import _graph
 from synkhronos._backends import is_random_state
+from synkhronos._graph import SentValue
+from synkhronos._native import native
 from synkhronos._rank import Broadcast, Command, Digest, Get
 from synkhronos._session.diagnostics import warn
 from synkhronos._utils.interrupts import deferred_interrupts
+
+
+class Updates(NamedTuple):
+    """Variables that a function updates on the controller alone.
+
+    Attributes
+    ----------
+    known, unknown : tuple of SentValue
+        Records of the variables that the other ranks have, and of those that they do not have yet.
+    keys : frozenset of int
+        Keys of the former.
+    n_added : int
+        Number of variables that the other ranks had been given by then.
+    """
+
+    known: tuple[SentValue, ...]
+    unknown: tuple[SentValue, ...]
+    keys: frozenset[int]
+    n_added: int
 
 
 class StaleReplicas:
@@ -40,38 +61,36 @@ class StaleReplicas:
         self.lead: float | None = None
         self._table = table
 
-    def pairs_of(self, variables: Sequence[Any]) -> list[tuple[_graph.SentValue, int | None]]:
-        """Return the record and the key of each variable; the key is ``None`` if the other ranks do not have it yet."""
-        return [(_graph.sync_of(var.container), self._table.key(var)) for var in variables]
+    def updates_of(self, variables: Sequence[Any]) -> Updates:
+        """Return the records of variables, for `begin` and `end`."""
+        keys = {_graph.sync_of(var.container): self._table.key(var) for var in variables}
+        known = tuple([sync for sync, key in keys.items() if key is not None])
+        unknown = tuple([sync for sync, key in keys.items() if key is None])
+        return Updates(
+            known, unknown, frozenset([key for key in keys.values() if key is not None]), self._table.n_added
+        )
+
+    def is_current(self, updates: Updates) -> bool:
+        """Return whether `updates_of` would return the same for the same variables."""
+        return not updates.unknown or updates.n_added == self._table.n_added
 
     def add(self, variables: Sequence[Any]) -> None:
         """Record that the controller's present values are valid for all ranks.
 
         Variables that the other ranks do not have yet are left out: they are sent with a function.
         """
-        self.end(self.pairs_of(variables))
+        self.end(self.updates_of(variables))
 
-    def begin(self, pairs: Sequence[tuple[_graph.SentValue, int | None]]) -> None:
-        """Record that the controller begins to compute new values of variables; `end` must follow.
+    def begin(self, updates: Updates) -> None:
+        """Record that the controller begins to compute new values of variables; `end` must follow."""
+        native.set_stale(updates.known, _graph.IN_WORK)
+        self.keys |= updates.keys
 
-        Parameters
-        ----------
-        pairs : list of (SentValue, int or None)
-            The result of `pairs_of`.
-        """
-        for sync, key in pairs:
-            if key is not None:
-                sync.stale = _graph.IN_WORK
-                self.keys.add(key)
-
-    def end(self, pairs: Sequence[tuple[_graph.SentValue, int | None]]) -> None:
+    def end(self, updates: Updates) -> None:
         """Record that the controller has computed new values, which are valid for all ranks."""
-        for sync, key in pairs:
-            sync.sent = value = sync.storage[0]
-            sync.stale = None
-            if key is not None:
-                sync.stale = value
-                self.keys.add(key)
+        native.note_values(updates.known, True)
+        native.note_values(updates.unknown, False)
+        self.keys |= updates.keys
 
     def send(self, issue: Callable[[Command], Any]) -> None:
         """Give the other ranks the values, by ``issue(command)``."""
@@ -84,8 +103,7 @@ class StaleReplicas:
     def clear(self) -> None:
         """Forget the variables, because the other ranks have their values or have ended."""
         with deferred_interrupts():
-            for var in self._variables().values():
-                _graph.sync_of(var.container).stale = None
+            native.set_stale(tuple([_graph.sync_of(var.container) for var in self._variables().values()]), None)
             self.keys.clear()
 
     def _variables(self) -> dict[int, Any]:

@@ -14,6 +14,7 @@ from comparison import close
 from process_state import kill, worker_pids
 
 import synkhronos as synk
+from synkhronos._api.functions import Function
 from synkhronos.extensions import checkpoint
 
 PLANS = ("rows", "controller")
@@ -320,14 +321,18 @@ def test_the_plan_of_the_session_is_the_default(no_session):
     assert alone.counts == (3, 3)
 
 
-def test_repeated_calls_on_the_controller(session):
+@pytest.mark.parametrize("distributed_at", [0, 11])
+def test_repeated_calls_on_the_controller(session, distributed_at, monkeypatch):
     """A third call with the same shapes takes a shorter path; whatever differs from it takes the usual one."""
+    usual, usual_call = [], Function.__call__
+    monkeypatch.setattr(Function, "__call__", lambda self, *args: usual.append(self) or usual_call(self, *args))
     x, y, total = T.dmatrix("x"), T.dvector("y"), theano.shared(np.zeros(3), "total")
     updates = [(total, total + x.sum(axis=0))]
     function = synk.function([x, y], [x * y[:, None], total.sum()], updates=updates, exact=True, plan="controller")
-    synk.distribute()
     rng, expected, kept = np.random.RandomState(0), np.zeros(3), []
     for i in range(40):
+        if i == distributed_at:
+            synk.distribute()
         n = 7 if i % 8 < 6 else 4
         given, factor = rng.randn(n, 3), rng.randn(n)
         if i == 5:
@@ -354,6 +359,8 @@ def test_repeated_calls_on_the_controller(session):
         assert function.counts == (n, *[0] * (session - 1))
         if i in (12, 21):
             close(synk.gather(total, nd_up=1), [expected] * session)
+        if i == 4:
+            assert len(usual) == 2  # since then, all calls have taken the shorter path
     for product, right in kept:
         close(product, right)
     synk.close()

@@ -1,6 +1,8 @@
-"""`native.FastCall`: accepts the arrays that its function accepts, and no others."""
+"""`native.FastCall`: accepts the arrays that its function accepts, and no others. Records of sent values."""
 
+import gc
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -58,3 +60,52 @@ def test_exceptions_pass():
         assert sys.getrefcount(cell) == count
     with pytest.raises(TypeError):
         native.FastCall(fail, (), 0, ())(())
+
+
+def test_records_of_sent_values():
+    storages = [[np.zeros(1)], [np.ones(1)], ["any object"]]
+    records = tuple(map(native.SentValue, storages))
+    assert [(one.sent, one.stale) for one in records] == [(None, None)] * 3
+    assert native.first_set(records) == 0 and native.first_set(()) == -1
+    native.note_values(records, True)
+    assert native.first_set(records) == -1
+    assert all(one.sent is one.stale is one.storage[0] for one in records)
+    storages[1][0], storages[2][0], records[2].sent = 5, 6, None
+    assert native.first_set(records) == 1
+    native.follow_values(records)
+    assert [one.sent for one in records[1:]] == [5, None]  # the program had set the last one
+    native.set_stale(records[:2], "in work")
+    assert [one.stale for one in records] == ["in work", "in work", "any object"]
+    native.note_values(records, False)
+    assert [(one.sent, one.stale) for one in records[1:]] == [(5, None), (6, None)]
+
+
+def test_records_own_their_values_and_nothing_else():
+    storage = [np.zeros(3)]
+    record, value = native.SentValue(storage), weakref.ref(storage[0])
+    native.note_values((record,), True)
+    storage[0] = record  # a cycle
+    native.follow_values((record,))
+    native.set_stale((record,), None)
+    assert value() is None
+    ended = weakref.ref(record)
+    del record, storage
+    gc.collect()
+    assert ended() is None
+    count = sys.getrefcount(None)
+    for _ in range(1000):
+        native.note_values((native.SentValue([None]),), True)
+    assert abs(sys.getrefcount(None) - count) < 500
+
+
+@pytest.mark.parametrize("wrong", [None, [], (None,), "records", (native.SentValue([]),)], ids=str)
+def test_other_objects_are_refused(wrong):
+    for function in (native.first_set, native.follow_values):
+        with pytest.raises(TypeError):
+            function(wrong)
+    with pytest.raises(TypeError):
+        native.set_stale(wrong, None)
+    with pytest.raises(TypeError):
+        native.note_values(wrong, True)
+    with pytest.raises(TypeError):
+        native.SentValue(())
