@@ -52,6 +52,7 @@ _MOST_UNKNOWN = 256  # rows, if the bytes of some values are not known
 #: Predictions whose ratio is smaller do not decide.
 _NEAR = 1.3
 _STEPS = 4  # numbers of rows for which seconds are predicted, in each octave
+_MOST_ESTIMATES = 1000
 _SECONDS, _LEAST_CALLS, _MOST_CALLS = 0.05, 3, 50  # of the calls that are timed at one size
 _MOST_SECONDS = 1.0  # of a call at the larger number of rows
 _ADDRESS = re.compile("0x[0-9a-f]+")
@@ -117,6 +118,8 @@ class Chooser:
         key = (rounded, *self._other_shapes(inputs))
         found = self.estimates.get(key)
         if found is None:
+            if len(self.estimates) >= _MOST_ESTIMATES:
+                self.estimates.clear()
             found = self.estimates[key] = self._predict(session, costs, inputs, rounded)
         return found
 
@@ -197,9 +200,9 @@ class Chooser:
         return tuple(shape)
 
     def _other_shapes(self, inputs: Inputs) -> list[tuple[int, ...]]:
-        """Return the shapes of inputs and variables, without the number of rows. Lengths of inputs are rounded."""
-        shapes = [tuple(map(_rounded, self._shape(i, value, 0))) for i, value in enumerate(inputs.values)]
-        return shapes + [_shape_of(var) for var in _dense(self._shared())]
+        """Return the rounded shapes of inputs and variables, without the number of rows."""
+        shapes = [self._shape(i, value, 0) for i, value in enumerate(inputs.values)]
+        return [tuple(map(_rounded, shape)) for shape in (*shapes, *map(_shape_of, _dense(self._shared())))]
 
     # -- times of both plans
 
@@ -314,13 +317,15 @@ def _dense(variables: Sequence[Any]) -> list[Any]:
 
 def _have_effects(ends: Sequence[Any]) -> bool:
     """Return whether a graph has operations that may do more than compute, in inner graphs, too."""
-    for node in io_toposort([], list(ends)):
-        kind = type(node.op)
-        if kind.__module__.partition(".")[0] not in _KNOWN or kind.__name__ in _EFFECTS or kind is ops.FromFunctionOp:
-            return True
-        if _have_effects(ops.inner_outputs(node.op)):
-            return True
-    return False
+    return any(_has_effects(node.op) for node in io_toposort([], list(ends)))
+
+
+def _has_effects(op: Any) -> bool:
+    kind = type(op)
+    if kind.__module__.partition(".")[0] not in _KNOWN or kind.__name__ in _EFFECTS or kind is ops.FromFunctionOp:
+        return True
+    applied = [getattr(op, name, None) for name in ("scalar_op", "core_op")]  # to each element, or to parts of arrays
+    return any(one is not None and _has_effects(one) for one in applied) or _have_effects(ops.inner_outputs(op))
 
 
 def _rounded(n_rows: int) -> int:

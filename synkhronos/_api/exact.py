@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -177,7 +176,7 @@ class ExactFunction(Function):
     def _note_call(self, session: Session, call: ControllerCall, arrays: Sequence[Any], single: bool) -> None:
         assert self._alone is not None
         runner = self._alone.ready.get(call.subset)
-        if runner is not None:
+        if runner is not None and call.subset is None and not self._compares:
             self._repetition = _Repetition(
                 session,
                 runner,
@@ -256,12 +255,12 @@ class ExactFunction(Function):
 
     def _give_what_was_set(self, session: Session) -> None:
         with session.lock:
-            there = self._not_sent(session)
+            values, there = [sync.storage[0] for sync in self._syncs], self._not_sent(session)
             if there:
                 session.sequencer.check_first(f"a new value of {there[0]}")
-            for sync in self._syncs:
-                sync.sent = sync.storage[0]
             session.stale.add(there)
+            for sync, value in zip(self._syncs, values):
+                sync.sent = value
 
     def _not_sent(self, session: Session) -> list[Any]:
         """Return variables that the program has set on the controller since the other ranks got their values.
@@ -404,8 +403,9 @@ class _Repetition:
         self._session, self._n_changes = weakref.ref(session), n_changes
         self._run, self._updates = runner
         self._kinds = [(array.shape, array.dtype) for array in arrays]
-        #: The lead from which on all further choices are the same; see `choose`.
-        self._lead = math.inf if estimate is None or not estimate.broadcast else -estimate.broadcast / 2
+        #: The lead at which the choice is the same, and leaves the lead as it is; ``None``: any. See `choose`.
+        self._lead = None if estimate is None or not estimate.broadcast else -estimate.broadcast / 2
+        self._has_updates = estimate is not None and estimate.updates
         self._is_chosen = estimate is None or estimate.controller <= estimate.rows
 
     def __call__(self, args: Sequence[Any]) -> list[Any] | None:
@@ -417,10 +417,12 @@ class _Repetition:
             if type(array) is not np.ndarray or array.shape != shape or array.dtype is not dtype:
                 return None
         with session.lock:
-            lead, check = session.stale.lead, session.replica_check
+            stale, check = session.stale, session.replica_check
             if session.sequencer.place or session.timeline.on or check.every or check.n_changes != self._n_changes:
                 return None
-            if (lead is not None and lead > self._lead) or not session.stale.is_current(self._updates):
+            if self._lead is not None and stale.lead != self._lead and (self._has_updates or stale.keys):
+                return None
+            if not stale.is_current(self._updates):
                 return None
             session.check_usable()
             return _computed(session, self._run, self._updates, list(args))

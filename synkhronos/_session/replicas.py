@@ -83,14 +83,14 @@ class StaleReplicas:
 
     def begin(self, updates: Updates) -> None:
         """Record that the controller begins to compute new values of variables; `end` must follow."""
-        native.set_stale(updates.known, _graph.IN_WORK)
         self.keys |= updates.keys
+        native.set_stale(updates.known, _graph.IN_WORK)
 
     def end(self, updates: Updates) -> None:
         """Record that the controller has computed new values, which are valid for all ranks."""
+        self.keys |= updates.keys  # first: after an exception between these lines, the next call does this again
         native.note_values(updates.known, True)
         native.note_values(updates.unknown, False)
-        self.keys |= updates.keys
 
     def send(self, issue: Callable[[Command], Any]) -> None:
         """Give the other ranks the values, by ``issue(command)``."""

@@ -76,8 +76,9 @@ class WorkReader:
     def __init__(self, function: Any) -> None:
         self._fgraph = function.maker.fgraph
         self._nodes = self._fgraph.toposort()
-        feature = getattr(self._fgraph, "shape_feature", None)
-        self._shape_of: Mapping[Any, Any] = {} if feature is None else feature.shape_of
+        feature: Any = getattr(self._fgraph, "shape_feature", None)
+        known = {} if feature is None else vars(feature).get("shape_of")  # PyTensor 3 has a method instead
+        self._lengths_of: Callable[[Any], Any] = feature.shape_tuple if known is None else known.get
 
     def needs(self, shapes: Sequence[_Shape], values: Sequence[Any]) -> Needs:
         """Return what a call needs.
@@ -90,7 +91,7 @@ class WorkReader:
             Value of each input without dimensions; ``None`` for the others.
         """
         inputs = self._fgraph.inputs
-        known = _Shapes(self._shape_of, dict(zip(inputs, shapes)), dict(zip(inputs, values)))
+        known = _Shapes(self._lengths_of, dict(zip(inputs, shapes)), dict(zip(inputs, values)))
         products: list[Product] = []
         passes: list[float] = []
         unknown: dict[str, None] = {}
@@ -128,8 +129,10 @@ class WorkReader:
 class _Shapes:
     """Shapes of the values of a graph, for given inputs."""
 
-    def __init__(self, shape_of: Mapping[Any, Any], shapes: Mapping[Any, _Shape], values: Mapping[Any, Any]) -> None:
-        self._shape_of, self._shapes = shape_of, shapes
+    def __init__(
+        self, lengths_of: Callable[[Any], Any], shapes: Mapping[Any, _Shape], values: Mapping[Any, Any]
+    ) -> None:
+        self._lengths_of, self._shapes = lengths_of, shapes
         self._values: dict[Any, Any] = {var: value for var, value in values.items() if value is not None}
 
     def of(self, var: Any) -> _Shape:
@@ -138,10 +141,7 @@ class _Shapes:
             return self._shapes[var]
         if isinstance(var, Constant):
             return np.shape(var.data)
-        try:
-            lengths = self._shape_of[var]
-        except KeyError:
-            lengths = None
+        lengths = self._lengths_of(var)
         if lengths is None:
             if getattr(var, "ndim", 0):
                 raise Unknown

@@ -14,7 +14,10 @@ from comparison import close
 from process_state import kill, worker_pids
 
 import synkhronos as synk
+from synkhronos._api.checks import Serial
 from synkhronos._api.functions import Function
+from synkhronos._native import native
+from synkhronos._session.replicas import StaleReplicas
 from synkhronos.extensions import checkpoint
 
 PLANS = ("rows", "controller")
@@ -366,6 +369,57 @@ def test_repeated_calls_on_the_controller(session, distributed_at, monkeypatch):
     synk.close()
     with pytest.raises(synk.SessionError, match="no session"):
         function(given, factor)
+
+
+def test_repeated_calls_for_some_of_the_outputs(session):
+    x, total = T.dmatrix("x"), theano.shared(np.zeros(3), "total")
+    outputs = [x.sum(axis=0), x.max()]
+    function = synk.function([x], outputs, updates=[(total, total + x.sum(axis=0))], exact=True, plan="controller")
+    synk.distribute()
+    given = values(5)[0][:, :3]
+    right = [given.sum(axis=0), given.max()]
+    for subset in ([1], None, [0], [], [1], None):
+        keywords = {} if subset is None else {"output_subset": subset}
+        for _ in range(3):
+            found = function(given, **keywords)
+            assert len(found) == len(right if subset is None else subset)
+            for i, one in zip([0, 1] if subset is None else subset, found):
+                close(one, right[i])
+    close(total.get_value(), 18 * right[0])
+
+
+def test_repeated_calls_are_compared_if_the_environment_asks(two, monkeypatch):
+    monkeypatch.setenv("SYNKHRONOS_CHECK", "1")
+    compared, compare = [], Serial.compare
+    monkeypatch.setattr(Serial, "compare", lambda self, *args: compared.append(self) or compare(self, *args))
+    x, total = T.dmatrix("x"), theano.shared(np.zeros(3), "total")
+    function = synk.function([x], x.sum(), updates=[(total, total + 1)], exact=True, plan="controller")
+    for keywords in 2 * [{}] + 2 * [{"check_against_theano": False}] + 3 * [{}]:
+        function(values(5)[0], **keywords)
+    assert len(compared) == 5
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [(StaleReplicas, "add"), (StaleReplicas, "end"), (native, "note_values")], ids=str
+)
+@pytest.mark.parametrize("is_done", [False, True])
+def test_an_interrupt_while_a_new_value_is_noted(two, monkeypatch, place, name, is_done):
+    x, factor = T.dmatrix("x"), theano.shared(np.ones(COLUMNS), "factor")
+    function, given = synk.function([x], x.dot(factor), exact=True, plan="rows"), values(6)[0]
+    function(given)
+    factor.set_value(np.full(COLUMNS, 2.0))
+    usual = getattr(place, name)
+
+    def interrupted(*args):
+        monkeypatch.setattr(place, name, usual)
+        if is_done:
+            usual(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        function(given)
+    close(function(given), 2 * given.sum(axis=1))
 
 
 def test_invalid_plans_are_refused(two, monkeypatch):
