@@ -2,10 +2,13 @@
 
 Ten programs are called with increasing numbers of rows (NumPy arrays), in four ways: by plain Theano with BLAS on two
 threads, and on two ranks with the plans *rows*, *controller* and *auto*. Theano has the same BLAS and the same loops. A
-choice counts as right if the chosen plan takes at most 1.05 of the time of the other one.
+choice counts as right if the chosen plan takes at most 1.05 of the time of the other one. The MLP is then called on 1,
+2, 3 and 5 ranks, and compared with the better one of Theano and PyTorch, both on two threads.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -28,6 +31,7 @@ SIZES = {
     "regression": (4, 128, 1024, 4096),
 }
 RIGHT = 1.05
+RANKS = (1, 2, 3, 5)
 
 
 def contestant(plan: str, ranks: int) -> Contestant:
@@ -39,7 +43,31 @@ def contestant(plan: str, ranks: int) -> Contestant:
 
 
 def measure(result: Result, rounds: int = 20, programs: tuple[str, ...] = tuple(SIZES)) -> None:
-    """Measure all programs."""
+    """Measure all programs on two ranks, and the MLP on 1, 2, 3 and 5 ranks."""
+    _measure_plans(result, rounds, programs)
+    _measure_ranks(result, rounds)
+
+
+def _measure_ranks(result: Result, rounds: int) -> None:
+    plain, autos = contestant("", 0), [contestant("auto", n) for n in RANKS]
+    torch = Contestant("PyTorch", MODULE + "_torch", threads=CORES, needs=("torch",), peer=True)
+    with Contest([plain, torch, *autos]) as contest:
+        for n in SIZES["mlp"][:-1]:
+            samples = contest.run(rounds, contest.alike(program="mlp", rows=n))
+            times = {name: sample.scaled(1e3) for name, sample in samples.items()}
+            result.record(f"mlp, {n} rows, by ranks", "ms", times)
+            best = min((plain.name, torch.name), key=lambda name: samples[name].median if name in samples else math.inf)
+            line = [f"{name} {one.median:.3f}" for name, one in times.items()]
+            for auto, n_ranks in zip(autos, RANKS):
+                found = ratio(samples[auto.name], samples[best])
+                what = f"mlp, {n} rows: auto on {n_ranks} ranks, of the time of the better of Theano and PyTorch"
+                result.add(f"mlp-{n}-{n_ranks}", what, found, at_most=1.03 if n_ranks == CORES else 1.05)
+                line.append(f"{n_ranks} ranks / {best} {found.value:.3f} ({found.low:.3f}-{found.high:.3f})")
+            print(f"mlp {n:5} ", "  ".join(line), flush=True)
+        result.facts = {**result.facts, **contest.facts}
+
+
+def _measure_plans(result: Result, rounds: int, programs: tuple[str, ...]) -> None:
     plain, rows, controller, auto = (
         contestant(plan, CORES if plan else 0) for plan in ("", "rows", "controller", "auto")
     )

@@ -14,6 +14,9 @@ from typing import Any, Callable
 
 Run = Callable[..., Sequence[float]]
 
+PAUSE = 0.15  # seconds before a turn: idle threads of another contestant's OpenBLAS spin for 0.1
+_SECONDS, _LEAST, _MOST = 0.15, 3, 200  # duration of a turn, and its calls
+
 
 def rank() -> int:
     """Return the index of this process among its contestant's processes."""
@@ -23,6 +26,11 @@ def rank() -> int:
 def size() -> int:
     """Return the number of the contestant's processes."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def calls_in(seconds: float) -> int:
+    """Return the number of calls in a turn, if one call takes ``seconds``."""
+    return round(min(max(_SECONDS / seconds, _LEAST), _MOST))
 
 
 def timed(step: Callable[[], Any], steps: int, untimed: int = 1, before: Callable[[], Any] = int) -> list[float]:

@@ -14,10 +14,7 @@ from lasagne.nonlinearities import rectify, softmax  # isort: skip
 
 from benchmarks.contestants._batches import CLASSES
 from benchmarks.contestants._kernels import of_theano
-from benchmarks.contestants._serve import compete, timed
-
-_PAUSE = 0.15  # seconds before each turn: idle threads of another contestant's OpenBLAS spin for 0.1
-_SECONDS, _LEAST, _MOST = 0.15, 3, 200  # duration of a turn, and its calls
+from benchmarks.contestants._serve import PAUSE, calls_in, compete, timed
 
 
 def classify(layer, x, y, rule):
@@ -162,8 +159,8 @@ def make(plan="", ranks=0):
             function(*arrays)
             start = time.perf_counter()
             function(*arrays)
-            n_calls[program, rows] = round(min(max(_SECONDS / (time.perf_counter() - start), _LEAST), _MOST))
-        time.sleep(_PAUSE)
+            n_calls[program, rows] = calls_in(time.perf_counter() - start)
+        time.sleep(PAUSE)
         return timed(lambda: function(*arrays), n_calls[program, rows], untimed=5)
 
     return run, {"kernels": of_theano()}
