@@ -7,6 +7,7 @@ as long as it uses the same file of costs.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import itertools
@@ -77,6 +78,14 @@ class Unmeasured(Exception):
         self.inputs = inputs
 
 
+class Repeated(NamedTuple):
+    """Inputs of a call that needs times, and `Data` inputs with its rows repeated, by position."""
+
+    inputs: Inputs
+    n_rows: int  # of the latter
+    data: dict[int, Data]
+
+
 class Chooser:
     """Chooser of the plans of one function.
 
@@ -90,6 +99,9 @@ class Chooser:
         The inputs, with the axes of their rows.
     options : str
         Other arguments of the function on which times depend; empty if it must not be timed.
+    takes_rows : bool
+        Whether a call passes the numbers of rows. Otherwise the graph divides rows of shared variables, and both plans
+        are timed for the call as it is.
 
     Attributes
     ----------
@@ -97,8 +109,9 @@ class Chooser:
         The `Estimate` for each (rounded number of rows, further shapes) so far.
     """
 
-    def __init__(self, user: Graph, compiled: Any, specs: Sequence[Input], options: str) -> None:
+    def __init__(self, user: Graph, compiled: Any, specs: Sequence[Input], options: str, takes_rows: bool) -> None:
         self.estimates: dict[Any, Estimate] = {}
+        self._takes_rows = takes_rows
         self._user, self._compiled, self._specs, self._options = user, compiled, specs, options
         self._may_be_timed: bool | None = None if options else False  # ``None``: not known yet
         self._variables: list[Any] | None = None
@@ -114,7 +127,7 @@ class Chooser:
             raise Unmeasured(None)
         if self._costs is not costs:
             self._costs, self.estimates = costs, {}
-        rounded = _rounded(sum(inputs.counts))
+        rounded = _rounded(sum(inputs.counts)) if self._takes_rows else 0
         key = (rounded, *self._other_shapes(inputs))
         found = self.estimates.get(key)
         if found is None:
@@ -157,7 +170,8 @@ class Chooser:
             if share.work.unknown:
                 return None
             arrays = [value for value in inputs.values if isinstance(value, np.ndarray)]
-            staged = sum([value.nbytes for value in arrays]) * n_rows / max(1, sum(inputs.counts))
+            part = n_rows / max(1, sum(inputs.counts)) if self._takes_rows else 1
+            staged = sum([value.nbytes for value in arrays]) * part
             rows = seconds_by_rows(share.work, share.exchange._replace(staged=staged), machine)
             return rows, seconds_on_controller(everything.work, machine)
         except Exception as error:  # the model must not end a program, which may have graphs of any kind
@@ -169,7 +183,10 @@ class Chooser:
         """Return what a rank needs, and what the controller needs alone."""
         reader = self._reader = self._reader or WorkReader(self._compiled)
         on_rank = min(-(-n_rows // session.n_ranks), n_rows)
-        share, everything = (reader.needs(*self._arguments(inputs, n_rows, here)) for here in (on_rank, n_rows))
+        share, everything = (
+            reader.needs(*self._arguments(inputs, n_rows, here), n_ranks)
+            for here, n_ranks in ((on_rank, session.n_ranks), (n_rows, 1))
+        )
         return share, everything
 
     def _shared(self) -> list[Any]:
@@ -182,8 +199,9 @@ class Chooser:
         """Return the shapes, and the values of scalars, of the inputs of a rank's function; it has `here` rows."""
         shapes = [self._shape(i, value, here) for i, value in enumerate(inputs.values)]
         values: list[Any] = [value if shape == () else None for value, shape in zip(inputs.values, shapes)]
-        shapes += [()] * 3
-        values += [n_rows, 0, here]
+        if self._takes_rows:
+            shapes += [()] * 3
+            values += [n_rows, 0, here]
         for container in self._compiled.input_storage[len(shapes) :]:
             value = container.storage[0]
             is_array = isinstance(value, (np.ndarray, np.generic))
@@ -228,26 +246,39 @@ class Chooser:
             self._may_be_timed = not _have_effects([*outputs, *(new for _, new in updates)])
         return self._may_be_timed
 
-    def time(self, session: Session, inputs: Inputs, by_plan: Callable[[str, list[Any]], Callable[[], Any]]) -> None:
+    def repeated(self, session: Session, inputs: Inputs) -> Repeated | None:
+        """Return the inputs of a call that needs times; ``None`` if there is too little memory to time it.
+
+        This allocates shared memory, which needs the lock to be free.
+        """
+        largest, least = self._largest(session, inputs), session.n_ranks if self._takes_rows else 1
+        if largest >= max(least, _SIZES[0] * self._takes_rows):
+            with contextlib.suppress(MemoryError):
+                found = {
+                    i: data(self._resized(i, value.data, inputs, largest))
+                    for i, value in enumerate(inputs.values[: self._user.n_scattered])
+                    if isinstance(value, Data)
+                }
+                return Repeated(inputs, largest, found)
+        self._may_be_timed = False  # in this program
+        return None
+
+    def time(self, session: Session, of: Repeated, by_plan: Callable[[str, list[Any], Any], Callable[[], Any]]) -> None:
         """Time both plans at some numbers of rows, undo all updates, and store the times. The caller holds the lock.
 
         Parameters
         ----------
         session : Session
-        inputs : Inputs
-            Of the call that needs the times. Its rows are repeated.
+        of : Repeated
         by_plan : callable
-            ``by_plan(plan, values)`` returns a function that makes a call with a plan.
+            ``by_plan(plan, values, batch)`` returns a function that makes a call with a plan.
         """
         assert self._costs is not None
+        inputs, largest, repeated = of
         name, self._is_timed = self._name_of_graph(inputs), True
         is_busy = busy() > MOST_BUSY
         times: dict[str, list[list[float]]] = {"rows": [], "controller": []}
-        largest = self._largest(session, inputs)
-        sizes = [max(one, session.n_ranks) for one in _SIZES]
-        if sizes[0] > largest:
-            self._may_be_timed = False
-            return
+        sizes = [max(one, session.n_ranks) for one in _SIZES] if self._takes_rows else [1]
         every, session.replica_check.every = session.replica_check.every, 0
         try:
             with _unchanged(session, _graph.updated_variables(self._compiled)):
@@ -257,9 +288,14 @@ class Chooser:
                         size = min(size, largest, int(before * _MOST_SECONDS / slowest))
                         if size < 2 * before:
                             break
-                    values = [self._resized(i, value, inputs, size) for i, value in enumerate(inputs.values)]
+                    values = [
+                        repeated[i] if i in repeated else self._resized(i, value, inputs, size)
+                        for i, value in enumerate(inputs.values)
+                    ]
+                    batch = size if self._user.n_scattered else None
                     for plan, points in times.items():
-                        points.append([size, seconds_of(by_plan(plan, values), _SECONDS, _LEAST_CALLS, _MOST_CALLS)])
+                        call = by_plan(plan, values, batch)
+                        points.append([size, seconds_of(call, _SECONDS, _LEAST_CALLS, _MOST_CALLS)])
         except MemoryError:
             self._may_be_timed = False  # in this program
             return
@@ -276,24 +312,24 @@ class Chooser:
         """Return a number of rows of which all values of a call fit into a quarter of the free memory."""
         given = sum([value.size * np.dtype(value.dtype).itemsize for value in inputs.values[: self._user.n_scattered]])
         n_bytes, most = 3 * given / max(1, sum(inputs.counts)), _MOST_UNKNOWN  # the caller's rows are copied twice
+        n_rows = _SIZES[-1] if self._takes_rows else 1
         try:
-            _, everything = self._needs(session, inputs, _SIZES[-1])
+            _, everything = self._needs(session, inputs, n_rows)
         except Exception as error:
             let_interrupts_pass(error)
         else:
-            n_bytes += everything.n_bytes / _SIZES[-1]
+            n_bytes += everything.n_bytes / n_rows
             most = _MOST_UNKNOWN if everything.work.unknown else _SIZES[-1]
         room = min(free_memory())[0] / 4 - _n_bytes_of(_graph.updated_variables(self._compiled))  # which are copied
         return int(min(most, max(0.0, room) / session.n_ranks / max(1.0, n_bytes)))
 
     def _resized(self, position: int, value: Any, inputs: Inputs, size: int) -> Any:
-        """Return a value of an input with another number of rows."""
+        """Return an array of an input with another number of rows."""
         if position >= self._user.n_scattered:
             return value
-        array, axis = value.data if isinstance(value, Data) else value, self._specs[position].axis
-        rows = np.arange(array.shape[axis])[_slice_of(inputs.batch.rows[position])]
-        resized = np.take(array, np.resize(rows, size), axis=axis)
-        return data(resized) if isinstance(value, Data) else resized
+        axis = self._specs[position].axis
+        rows = np.arange(value.shape[axis])[_slice_of(inputs.batch.rows[position])]
+        return np.take(value, np.resize(rows, size), axis=axis)
 
 
 def _slice_of(rows: Selection) -> Any:

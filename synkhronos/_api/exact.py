@@ -91,7 +91,7 @@ class ExactFunction(Function):
                 'uses sliceable_shareds, or has random="own"'
             )
         self._alone = alone
-        chooser = Chooser(user, self._theano, self._inputs, options)
+        chooser = Chooser(user, self._theano, self._inputs, options, divided.takes_rows)
         self._planner: _ExactPlanner = _ExactPlanner(
             divided, results, self._collectives, alike, session.on_gpu, plan=plan, alone=alone, chooser=chooser
         )
@@ -116,6 +116,9 @@ class ExactFunction(Function):
         repetition = self._repetition
         if repetition is not None and not kwargs:
             outputs = repetition(args)
+            if outputs is None:
+                arrays = self._with_arrays(args)
+                outputs = None if arrays is args else repetition(arrays)
             if outputs is not None:
                 self.counts = repetition.counts
                 return outputs[0] if repetition.single else outputs
@@ -133,19 +136,20 @@ class ExactFunction(Function):
                 if session.costs is None:
                     session.costs = self._measure(session)
         else:
-            before = self.counts
+            before, repeated = self.counts, self._planner.chooser.repeated(session, inputs)
             with session.lock:  # another thread's updates would be undone, too
                 session.check_usable()
                 try:
                     self._planner.chooser.estimate(session, inputs)
                 except Unmeasured:  # another thread has not timed them meanwhile
-                    self._planner.chooser.time(session, inputs, functools.partial(self._by_plan, session))
-                    self.counts = before
+                    if repeated is not None:
+                        self._planner.chooser.time(session, repeated, functools.partial(self._by_plan, session))
+                        self.counts = before
         return self(*args, **kwargs)
 
-    def _by_plan(self, session: Session, plan: str, values: Sequence[Any]) -> Callable[[], Any]:
+    def _by_plan(self, session: Session, plan: str, values: Sequence[Any], batch: Any) -> Callable[[], Any]:
         """Return a function that makes a call with one of the plans, under the session's lock."""
-        inputs = divide(session, self._inputs[: self._graph.n_scattered], list(values), None)
+        inputs = divide(session, self._inputs[: self._graph.n_scattered], list(values), batch)
         self._planner.pinned = plan
         try:
             distributed = functools.partial(self._distributed, session)
@@ -474,8 +478,7 @@ class _ExactPlanner(Planner):
         """
         fits = num_slices == 1 and not session.sequencer.place and (inputs.shares is None or any(inputs.counts))
         self.latest, kind = None, self.pinned or self._plan or session.plan
-        needs_ranks = not (session.is_on_one_node and inputs.shares and self._graph.takes_rows)
-        needs_ranks = needs_ranks or self._graph.checks_shapes
+        needs_ranks = not session.is_on_one_node or self._graph.checks_shapes
         if self._alone is None or not fits or (kind == "auto" and needs_ranks):
             kind = "rows"
         if kind == "auto" and session.n_ranks == 1:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from synkhronos import _graph
 from synkhronos._api.call_plan import (
@@ -40,6 +43,7 @@ from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos.errors import SessionError
 
 MOST_PLANS = 64  # number of plans that a function caches
+_NUMBERS = (int, float, bool, np.int32, np.int64, np.float32, np.float64)
 
 
 _NEVER = -1  # value of `Function._n_changes` until scattered variables are checked in a session; see `ReplicaCheck`
@@ -302,6 +306,9 @@ class Function:
                 on_ranks = tuple(rows_on_ranks(session, self._graph))
             if not (is_checked or self._graph.packed) and batch_s is None:
                 signature = make_signature(values, batch, self._scattered, on_ranks, num_slices, subset, place)
+                if signature is None and batch is None:
+                    values = self._with_arrays(values)
+                    signature = make_signature(values, batch, self._scattered, on_ranks, num_slices, subset, place)
                 if signature is not None:
                     plan = self._plans.get(signature.key, self._n_changes)
                     if plan is not None and (not signature.contents or session.restage(plan[1], signature.contents)):
@@ -349,6 +356,16 @@ class Function:
                 session.sequencer.keep([value.memory for value in values if isinstance(value, Data)])
                 self.counts = call.counts
             return session.submit(call, finish, shared=self.get_shared, check=self._check_values)
+
+    def _with_arrays(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Return the inputs with numbers as arrays, which have the same plan whatever their values are."""
+        if len(values) == len(self._inputs) and any(type(value) in _NUMBERS for value in values):
+            with contextlib.suppress(OverflowError, TypeError, ValueError):  # `check_inputs` raises them again
+                return [
+                    self._graph.filter_input(i, value) if type(value) in _NUMBERS and not one.ndim else value
+                    for i, (one, value) in enumerate(zip(self._inputs, values))
+                ]
+        return values
 
     def _note_call(self, session: Session, call: ControllerCall, arrays: Sequence[Any], single: bool) -> None:
         """Prepare for further calls on the controller with NumPy arrays of these shapes and dtypes."""

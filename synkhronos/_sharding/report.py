@@ -55,7 +55,7 @@ class Prediction(NamedTuple):
     Attributes
     ----------
     n_rows : int
-        Number of rows, rounded: nearby numbers have one prediction.
+        Number of rows, rounded: nearby numbers have one prediction. 0 for a function without scattered inputs.
     rows, controller : float
         Seconds if every rank computes its rows, and if the controller computes all.
     source : str
@@ -69,11 +69,12 @@ class Prediction(NamedTuple):
     source: str
 
     def __str__(self) -> str:
+        of = f"plan of {self.n_rows} rows" if self.n_rows else "plan"
         if self.source == "unknown":
-            return f"plan of {self.n_rows} rows: rows; times are unknown"
+            return f"{of}: rows; times are unknown"
         plan = "controller" if self.controller <= self.rows else "rows"
         times = f"rows {1e3 * self.rows:.3g} ms, controller {1e3 * self.controller:.3g} ms"
-        return f"plan of {self.n_rows} rows: {plan}; {times} ({self.source})"
+        return f"{of}: {plan}; {times} ({self.source})"
 
 
 class Partition(list):

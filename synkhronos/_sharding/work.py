@@ -14,7 +14,7 @@ import numpy as np
 
 from synkhronos._backends import Constant, ops, scalar
 from synkhronos._costs import Exchange, Product, Work
-from synkhronos._graph.ops import Collective
+from synkhronos._graph.ops import Collective, Counted
 from synkhronos._utils.interrupts import let_interrupts_pass
 
 _Shape = tuple[int, ...]
@@ -80,8 +80,8 @@ class WorkReader:
         known = {} if feature is None else vars(feature).get("shape_of")  # PyTensor 3 has a method instead
         self._lengths_of: Callable[[Any], Any] = feature.shape_tuple if known is None else known.get
 
-    def needs(self, shapes: Sequence[_Shape], values: Sequence[Any]) -> Needs:
-        """Return what a call needs.
+    def needs(self, shapes: Sequence[_Shape], values: Sequence[Any], n_ranks: int) -> Needs:
+        """Return what a call needs on the rank with the most rows.
 
         Parameters
         ----------
@@ -89,9 +89,11 @@ class WorkReader:
             Shape of each input of the compiled function, shared variables included.
         values : sequence
             Value of each input without dimensions; ``None`` for the others.
+        n_ranks : int
+            Number of ranks among which the graph divides rows that a call does not pass.
         """
         inputs = self._fgraph.inputs
-        known = _Shapes(self._lengths_of, dict(zip(inputs, shapes)), dict(zip(inputs, values)))
+        known = _Shapes(self._lengths_of, dict(zip(inputs, shapes)), dict(zip(inputs, values)), n_ranks)
         products: list[Product] = []
         passes: list[float] = []
         unknown: dict[str, None] = {}
@@ -130,9 +132,10 @@ class _Shapes:
     """Shapes of the values of a graph, for given inputs."""
 
     def __init__(
-        self, lengths_of: Callable[[Any], Any], shapes: Mapping[Any, _Shape], values: Mapping[Any, Any]
+        self, lengths_of: Callable[[Any], Any], shapes: Mapping[Any, _Shape], values: Mapping[Any, Any], n_ranks: int
     ) -> None:
-        self._lengths_of, self._shapes = lengths_of, shapes
+        self._lengths_of, self._shapes, self._n_ranks = lengths_of, shapes, n_ranks
+        self._at_work: set[Any] = set()
         self._values: dict[Any, Any] = {var: value for var, value in values.items() if value is not None}
 
     def of(self, var: Any) -> _Shape:
@@ -160,15 +163,25 @@ class _Shapes:
         if node is None:
             raise Unknown
         if type(node.op) is ops.Shape_i:
-            shape = self._shapes.get(node.inputs[0], ())
+            of = node.inputs[0]
+            if of in self._at_work:
+                raise Unknown  # the expression for its length is this one
+            self._at_work.add(of)
+            shape = self.of(of)
+            self._at_work.discard(of)
             if node.op.i >= len(shape):
                 raise Unknown
             return shape[node.op.i]
         inputs = [self._value(one) for one in node.inputs]
+        if type(node.op) is Counted and not node.op.given:
+            n_rows = int(inputs[0])
+            return (n_rows, 0, -(-n_rows // self._n_ranks))[node.outputs.index(var)]
         storage: list[list[Any]] = [[None] for _ in node.outputs]
         try:
             if type(node.op) is ops.Elemwise:
-                return node.op.scalar_op.impl(*inputs)
+                node.op.prepare_node(node, None, None, "py")
+                found = node.op.scalar_op.impl(*inputs)
+                return found[node.outputs.index(var)] if isinstance(found, (list, tuple)) else found
             node.op.perform(node, inputs, storage)
         except Exception as error:  # it has no implementation in Python that needs no preparation
             let_interrupts_pass(error)

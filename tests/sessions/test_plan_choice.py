@@ -155,6 +155,52 @@ def test_the_report_has_the_predictions(automatic):
     assert "plan of 6 rows: controller" in function.partition._repr_html_()
 
 
+@pytest.mark.parametrize("n_rows", [4, 5000])
+@pytest.mark.parametrize("sorts", [False, True])
+def test_functions_without_scattered_inputs(automatic, costs, n_rows, sorts):
+    """Minibatches of shared data, as in Theano's tutorials: the model decides, or both plans are timed once."""
+    automatic(2)
+    index, results = T.lscalar("index"), []
+    for build in (theano.function, synk.function):
+        data, total = theano.shared(values(4 * n_rows), "data"), theano.shared(np.zeros(3), "total")
+        rows = data[index * n_rows : (index + 1) * n_rows]
+        rows = T.sort(rows, axis=0) if sorts else rows
+        options = {"exact": True, "bcast_inputs": [index]} if build is synk.function else {}
+        inputs = [index] if build is theano.function else []
+        function = build(inputs, T.exp(rows).sum(), updates=[(total, 0.9 * total + rows[-1])], **options)
+        results.append([[function(i) for i in (0, 1, 2, 3, np.int64(1), np.array(2), 0)], total.get_value()])
+    close(results[1][0], results[0][0])
+    close(results[1][1], results[0][1])
+    (plan,) = function.partition.plans
+    assert plan.source == ("timed" if sorts else "model")
+    assert str(plan).startswith("plan: ")
+    assert len(stored(costs)) == sorts
+    if not sorts:
+        assert (plan.controller < plan.rows) == (n_rows == 4)
+    with pytest.raises(TypeError, match="index"):
+        function(0.5)
+    assert not synk.check_replicas()
+
+
+@pytest.mark.parametrize("batch", [None, 5, slice(2, 9), [3, 1, 8]], ids=str)
+def test_data_are_timed_as_data(automatic, costs, batch):
+    n_ranks = automatic(3)
+    x, weights, total = T.dmatrix("x"), T.dvector("weights"), theano.shared(np.zeros(3), "total")
+    given, factors = values(12), np.arange(12.0)
+    expression = T.sort(x, axis=0)[0] + (x * weights[:, None]).sum(axis=0)
+    function = synk.function([x, weights], expression, updates=[(total, total + expression)], exact=True)
+    rows = np.arange(12)[slice(batch) if isinstance(batch, int) else slice(None) if batch is None else batch]
+    right = np.sort(given[rows], axis=0)[0] + (given[rows] * factors[rows][:, None]).sum(axis=0)
+    shared = synk.data(given)
+    for _ in range(3):
+        close(function(shared, factors, batch=batch), right)
+    close(total.get_value(), 3 * right)
+    (times,) = stored(costs)
+    assert [size for size, _ in times["rows"]] == [4, 32, 256]
+    assert sum(function.counts) == len(rows) and len(function.counts) == n_ranks
+    assert np.array_equal(shared, given)
+
+
 def test_calls_that_have_no_choice(automatic):
     automatic(2)
     _, function = trained(synk.function, exact=True)
