@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("synkhronos")
 
-_FOR_EXACT = ("exact", "shard", "random", "blocked", "plan")
+_FOR_EXACT = ("exact", "shard", "random", "blocked", "plan", "whole")
 _OWN_KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "givens", "sliceable_shareds", *_FOR_EXACT)
 _KEYWORDS_FOR_THEANO = [name for name in _backends.KEYWORDS if name not in _OWN_KEYWORDS]
 
@@ -44,6 +44,7 @@ def function(
     random: Literal["serial", "own"] = "serial",
     blocked: bool = False,
     plan: Literal["auto", "rows", "controller"] | None = None,
+    whole: Mapping[Variable, Any] | None = None,
     **kwargs: Unpack[Keywords],
 ) -> Function:
     """Build a function that runs on every rank, in place of ``theano.function`` or ``pytensor.function``.
@@ -97,6 +98,9 @@ def function(
         call, the faster one, as predicted by a cost model; see docs/exact.md. Calls in a `sequence` or with
         ``num_slices``, and sessions on several nodes or GPUs, then have the plan ``"rows"``. Default: the argument
         ``plan`` of `fork`.
+    whole : dict, optional
+        For exact functions: for each of ``sliceable_shareds``, an array or expression of all its rows. The controller
+        needs it for the plan ``"controller"``, because it has its own rows of the scattered variable only.
     **kwargs
         Keyword arguments of the backend's function, such as ``name`` and ``mode``.
 
@@ -172,6 +176,8 @@ def function(
             raise ValueError(f'random is {random!r}; expected "serial" or "own"')
         if plan not in (None, *PLANS):
             raise ValueError(f"plan is {plan!r}; expected {', '.join(map(repr, PLANS))} or None")
+        if whole is not None and {*whole} != {*graph.sliceable_shareds}:
+            raise ValueError("whole must have an entry for each of sliceable_shareds, and no others")
         divided = ShardedGraph(graph, for_backend, shard=shard, random=random, blocked=blocked)
         if divided.undivided:
             warn(
@@ -205,11 +211,11 @@ def function(
                 random=random,
                 blocked=blocked,
                 plan=plan,
+                whole=None if whole is None else {swap.get(var, var): value for var, value in whole.items()},
                 **{**kwargs, **options, "no_default_updates": True},
             )
 
-        mode = kwargs.get("mode") or _backends.config.mode
-        is_common = mode in ("Mode", "FAST_RUN", "FAST_COMPILE")
+        mode = _backends.name_of_mode(kwargs.get("mode"))
         is_profiled = kwargs.get("profile") or _backends.config.profile
         axes = list(shard.values()) if isinstance(shard, dict) else len(shard or ())
         exactly = ExactFunction(
@@ -219,13 +225,16 @@ def function(
             single=not many,
             name=title,
             plan=plan,
-            options=f"mode {mode}, blocked {blocked}, shard {axes}" if is_common and not is_profiled else "",
+            options=f"mode {mode}, blocked {blocked}, shard {axes}" if mode and not is_profiled else "",
             measure=measure,
             again=again,
+            whole=whole,
         )
         return _with_streams(exactly, own=divided.own_states)
-    if shard is not None or random != "serial" or blocked or plan is not None:
-        raise ValueError("got shard, random, blocked or plan without exact=True, which they need; pass exact=True")
+    if shard is not None or random != "serial" or blocked or plan is not None or whole is not None:
+        raise ValueError(
+            "got shard, random, blocked, plan or whole without exact=True, which they need; pass exact=True"
+        )
     for variable in graph.input_variables[: graph.n_scattered]:
         if not variable.broadcastable[0]:  # an input that is broadcastable along axis 0 has one row
             check_open(variable, 0)

@@ -21,7 +21,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from synkhronos import _backends, _graph
-from synkhronos._api.call_plan import ControllerCall, Inputs
+from synkhronos._api.call_plan import ControllerCall, Inputs, rows_on_ranks
 from synkhronos._api.checks import Input
 from synkhronos._api.data_arrays import Data, data
 from synkhronos._backends import Constant, io_toposort, ops
@@ -54,6 +54,7 @@ _MOST_UNKNOWN = 256  # rows, if the bytes of some values are not known
 _NEAR = 1.3
 _STEPS = 4  # numbers of rows for which seconds are predicted, in each octave
 _MOST_ESTIMATES = 1000
+_CLEAR = 20  # times a command
 _SECONDS, _LEAST_CALLS, _MOST_CALLS = 0.05, 3, 50  # of the calls that are timed at one size
 _MOST_SECONDS = 1.0  # of a call at the larger number of rows
 _ADDRESS = re.compile("0x[0-9a-f]+")
@@ -91,6 +92,7 @@ class Chooser:
 
     Parameters
     ----------
+    divided : ShardedGraph
     user : Graph
         The user's graph.
     compiled : compiled function
@@ -99,9 +101,6 @@ class Chooser:
         The inputs, with the axes of their rows.
     options : str
         Other arguments of the function on which times depend; empty if it must not be timed.
-    takes_rows : bool
-        Whether a call passes the numbers of rows. Otherwise the graph divides rows of shared variables, and both plans
-        are timed for the call as it is.
 
     Attributes
     ----------
@@ -109,9 +108,11 @@ class Chooser:
         The `Estimate` for each (rounded number of rows, further shapes) so far.
     """
 
-    def __init__(self, user: Graph, compiled: Any, specs: Sequence[Input], options: str, takes_rows: bool) -> None:
+    def __init__(self, divided: Any, user: Graph, compiled: Any, specs: Sequence[Input], options: str) -> None:
         self.estimates: dict[Any, Estimate] = {}
-        self._takes_rows = takes_rows
+        self._divided = divided
+        #: Whether calls may have any number of rows. Otherwise both plans are timed for the call as it is.
+        self._resizes = user.n_scattered > 0
         self._user, self._compiled, self._specs, self._options = user, compiled, specs, options
         self._may_be_timed: bool | None = None if options else False  # ``None``: not known yet
         self._variables: list[Any] | None = None
@@ -127,7 +128,7 @@ class Chooser:
             raise Unmeasured(None)
         if self._costs is not costs:
             self._costs, self.estimates = costs, {}
-        rounded = _rounded(sum(inputs.counts)) if self._takes_rows else 0
+        rounded = _rounded(self._n_rows(session, inputs))
         key = (rounded, *self._other_shapes(inputs))
         found = self.estimates.get(key)
         if found is None:
@@ -135,6 +136,12 @@ class Chooser:
                 self.estimates.clear()
             found = self.estimates[key] = self._predict(session, costs, inputs, rounded)
         return found
+
+    def _n_rows(self, session: Session, inputs: Inputs) -> int:
+        """Return the number of rows of a call; 0 if the call does not pass it."""
+        if self._resizes or not self._divided.takes_rows:
+            return sum(inputs.counts)
+        return sum(rows_on_ranks(session, self._divided))
 
     def predictions(self) -> list[Prediction]:
         """Return the predictions so far, for the function's report."""
@@ -170,7 +177,7 @@ class Chooser:
             if share.work.unknown:
                 return None
             arrays = [value for value in inputs.values if isinstance(value, np.ndarray)]
-            part = n_rows / max(1, sum(inputs.counts)) if self._takes_rows else 1
+            part = n_rows / max(1, sum(inputs.counts)) if self._resizes else 1
             staged = sum([value.nbytes for value in arrays]) * part
             rows = seconds_by_rows(share.work, share.exchange._replace(staged=staged), machine)
             return rows, seconds_on_controller(everything.work, machine)
@@ -199,13 +206,15 @@ class Chooser:
         """Return the shapes, and the values of scalars, of the inputs of a rank's function; it has `here` rows."""
         shapes = [self._shape(i, value, here) for i, value in enumerate(inputs.values)]
         values: list[Any] = [value if shape == () else None for value, shape in zip(inputs.values, shapes)]
-        if self._takes_rows:
+        if self._divided.takes_rows:
             shapes += [()] * 3
             values += [n_rows, 0, here]
+        scattered = {id(var.container.storage) for var in self._divided.sliceable_shareds}
         for container in self._compiled.input_storage[len(shapes) :]:
             value = container.storage[0]
             is_array = isinstance(value, (np.ndarray, np.generic))
-            shapes.append(value.shape if is_array else ())
+            shape = value.shape if is_array else ()
+            shapes.append((here, *shape[1:]) if id(container.storage) in scattered else shape)
             values.append(value if is_array and value.ndim == 0 else None)
         return shapes, values
 
@@ -251,8 +260,8 @@ class Chooser:
 
         This allocates shared memory, which needs the lock to be free.
         """
-        largest, least = self._largest(session, inputs), session.n_ranks if self._takes_rows else 1
-        if largest >= max(least, _SIZES[0] * self._takes_rows):
+        largest = self._largest(session, inputs)
+        if largest >= (max(_SIZES[0], session.n_ranks) if self._resizes else 1):
             with contextlib.suppress(MemoryError):
                 found = {
                     i: data(self._resized(i, value.data, inputs, largest))
@@ -278,7 +287,7 @@ class Chooser:
         name, self._is_timed = self._name_of_graph(inputs), True
         is_busy = busy() > MOST_BUSY
         times: dict[str, list[list[float]]] = {"rows": [], "controller": []}
-        sizes = [max(one, session.n_ranks) for one in _SIZES] if self._takes_rows else [1]
+        sizes = [max(one, session.n_ranks) for one in _SIZES] if self._resizes else [1]
         every, session.replica_check.every = session.replica_check.every, 0
         try:
             with _unchanged(session, _graph.updated_variables(self._compiled)):
@@ -294,8 +303,11 @@ class Chooser:
                     ]
                     batch = size if self._user.n_scattered else None
                     for plan, points in times.items():
-                        call = by_plan(plan, values, batch)
-                        points.append([size, seconds_of(call, _SECONDS, _LEAST_CALLS, _MOST_CALLS)])
+                        bound = self._bound(session, times["rows"]) if plan == "controller" else None
+                        if bound is None:
+                            call = by_plan(plan, values, batch)
+                            bound = seconds_of(call, _SECONDS, _LEAST_CALLS, _MOST_CALLS)
+                        points.append([size, bound])
         except MemoryError:
             self._may_be_timed = False  # in this program
             return
@@ -308,17 +320,28 @@ class Chooser:
             session.replica_check.every = every
         self._costs.store.put("functions", self._costs.name, name, value=times, is_provisional=is_busy)
 
+    def _bound(self, session: Session, by_rows: list[list[float]]) -> float | None:
+        """Return a time of the controller alone, if it is clear without compiling the function for the controller.
+
+        If a call on scattered variables takes many times as long as a command to the ranks, most of it is work that the
+        controller would have to do for all rows.
+        """
+        assert self._costs is not None and self._costs.machine is not None
+        seconds, least = by_rows[-1][1], self._costs.machine.command
+        is_clear = self._divided.sliceable_shareds and seconds >= _CLEAR * least
+        return session.n_ranks * (seconds - least) if is_clear else None
+
     def _largest(self, session: Session, inputs: Inputs) -> int:
         """Return a number of rows of which all values of a call fit into a quarter of the free memory."""
         given = sum([value.size * np.dtype(value.dtype).itemsize for value in inputs.values[: self._user.n_scattered]])
         n_bytes, most = 3 * given / max(1, sum(inputs.counts)), _MOST_UNKNOWN  # the caller's rows are copied twice
-        n_rows = _SIZES[-1] if self._takes_rows else 1
+        n_rows = _SIZES[-1] if self._resizes else self._n_rows(session, inputs)
         try:
             _, everything = self._needs(session, inputs, n_rows)
         except Exception as error:
             let_interrupts_pass(error)
         else:
-            n_bytes += everything.n_bytes / n_rows
+            n_bytes += everything.n_bytes / (n_rows if self._resizes else 1)
             most = _MOST_UNKNOWN if everything.work.unknown else _SIZES[-1]
         room = min(free_memory())[0] / 4 - _n_bytes_of(_graph.updated_variables(self._compiled))  # which are copied
         return int(min(most, max(0.0, room) / session.n_ranks / max(1.0, n_bytes)))

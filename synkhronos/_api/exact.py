@@ -54,6 +54,8 @@ class ExactFunction(Function):
     again : callable
         ``again(swap, delete_updates, **keywords)`` builds the function again, with some shared variables replaced,
         optionally without updates, and with other keyword arguments of the backend's ``function``.
+    whole : dict or None
+        See `function`.
     """
 
     _graph: ShardedGraph
@@ -72,26 +74,29 @@ class ExactFunction(Function):
         options: str,
         measure: Callable[[Session], Costs],
         again: Callable[..., Any],
+        whole: Mapping[Any, Any] | None = None,
     ) -> None:
         title, n_outputs = name or "the function", len(divided.outputs)
         results = Results(divided.outputs, divided.modes, [False] * n_outputs, session.on_gpu, title)
         named = [True] * n_outputs
         super().__init__(session, divided, results, {}, named=named, named_updates=[], single=single, name=name)
         self._user, self._plan, self._options, self._measure, self._again = user, plan, options, measure, again
+        self._whole = whole
         self._serial = Serial(user, Results(user.outputs, [EXACT] * n_outputs, [False] * n_outputs, False, title))
         self._collectives = _ExactGraphCollectives(divided, self._theano, results)
         self._checks = _ExactChecks(divided, results, named, named_updates=[])
         # in a call with num_slices, a new value is equal in all slices; unlike their average, the maximum is not
         # rounded
         alike = dict.fromkeys((var for var, _ in divided.updates), "max")
-        alone = _OnController(user, self._inputs, self.get_shared) if _can_be_on_controller(divided, session) else None
+        serial = _graph_on_controller(user, divided, whole, session)
+        alone = None if serial is None else _OnController(serial, self._inputs, self.get_shared)
         if plan == "controller" and alone is None:
             raise ValueError(
                 'plan is "controller", but the controller alone does not have all data: the function computes on GPUs, '
-                'uses sliceable_shareds, or has random="own"'
+                'uses sliceable_shareds without whole=, or has random="own"'
             )
         self._alone = alone
-        chooser = Chooser(user, self._theano, self._inputs, options, divided.takes_rows)
+        chooser = Chooser(divided, user, self._theano, self._inputs, options)
         self._planner: _ExactPlanner = _ExactPlanner(
             divided, results, self._collectives, alike, session.on_gpu, plan=plan, alone=alone, chooser=chooser
         )
@@ -255,6 +260,7 @@ class ExactFunction(Function):
             options=self._options,
             measure=self._measure,
             again=self._again,
+            whole=self._whole,
         )
 
     def _give_what_was_set(self, session: Session) -> None:
@@ -313,9 +319,16 @@ class _ExactChecks(Checks):
         """Accept all calls."""
 
 
-def _can_be_on_controller(graph: ShardedGraph, session: Session) -> bool:
-    """Return whether the controller has all data that the serial program has."""
-    return not (graph.sliceable_shareds or graph.own_states or session.on_gpu)
+def _graph_on_controller(
+    user: Graph, divided: ShardedGraph, whole: Mapping[Any, Any] | None, session: Session
+) -> Graph | None:
+    """Return the graph that the controller can compute alone; ``None`` if it does not have all data."""
+    if divided.own_states or session.on_gpu:
+        return None
+    if not divided.sliceable_shareds:
+        return user
+    updated = [var for var, _ in divided.updates if var in divided.sliceable_shareds]
+    return None if whole is None or updated else user.with_whole(whole)
 
 
 class _OnController:
@@ -476,20 +489,22 @@ class _ExactPlanner(Planner):
         A call in slices, in a sequence, or without rows always has the plan ``"rows"``. If there are fewer rows than
         ranks, each rank gets all rows, and only the controller has a weight in collectives.
         """
-        fits = num_slices == 1 and not session.sequencer.place and (inputs.shares is None or any(inputs.counts))
+        fits = num_slices == 1 and rows is None and not session.sequencer.place
+        fits = fits and (inputs.shares is None or any(inputs.counts))
         self.latest, kind = None, self.pinned or self._plan or session.plan
         needs_ranks = not session.is_on_one_node or self._graph.checks_shapes
         if self._alone is None or not fits or (kind == "auto" and needs_ranks):
             kind = "rows"
-        if kind == "auto" and session.n_ranks == 1:
-            kind = "controller"
+        if kind == "auto" and session.n_ranks == 1 and not self._graph.sliceable_shareds:
+            kind = "controller"  # computing scattered variables in blocks may be faster, also on one rank
         if kind == "auto":
             self.latest = self.chooser.estimate(session, inputs)
             kind = "controller" if prefers_controller(session, self.latest) else "rows"
         if self._alone is not None and kind == "controller":
             counts = (1,) * session.n_ranks
-            if inputs.shares is not None:
-                counts = tuple(sum(inputs.counts) * (rank == session.master_rank) for rank in range(session.n_ranks))
+            if self._graph.takes_rows:
+                n_rows = sum(inputs.counts or rows_on_ranks(session, self._graph))
+                counts = tuple(n_rows * (rank == session.master_rank) for rank in range(session.n_ranks))
             return ControllerCall(functools.partial(self._alone.compute, subset), counts, subset, self.latest), ()
         if num_slices > 1 and self._graph.checks_shapes:
             num_slices = 1  # same results; the checks gather inputs first, so the graph cannot be cut for slices

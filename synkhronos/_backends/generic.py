@@ -25,6 +25,7 @@ __all__ = [
     "label_prints",
     "length_along",
     "make_printable",
+    "name_of_mode",
     "rebuilt",
     "reduced",
     "running_parts",
@@ -100,6 +101,16 @@ def exact_mode(mode: Any) -> Any:
     if "fast_run" not in getattr(rewrites, "include", ()):
         return mode
     return found.including(_backends.FOR_EXACT).excluding("local_dot22_to_dot22scalar")
+
+
+def name_of_mode(mode: Any) -> str:
+    """Return a name of a mode, the same in each run; empty for a mode that is not plain, such as ``DebugMode``."""
+    found = _backends.get_mode(mode)
+    if type(found) is not _backends.Mode:
+        return ""
+    linker, rewrites = found.get_linker_optimizer(found.provided_linker, found.provided_optimizer)
+    parts = [sorted(map(str, getattr(rewrites, name, None) or ())) for name in ("include", "require", "exclude")]
+    return f"{type(linker).__name__} {parts}"
 
 
 def rebuilt(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from synkhronos._backends import (
@@ -220,6 +220,7 @@ class Graph:
         self._compiled: dict[Variant, Any] = {}
         self._cloned: tuple[list[Any], list[tuple[Any, Any]]] | None = None
         self._clones: dict[Any, Any] = {}
+        self._whole: Graph | None = None
         check_arguments(ins, self.n_scattered, self.sliceable_shareds)
         given = pairs_of(givens)
         check_givens(ins, given)
@@ -290,6 +291,21 @@ class Graph:
         replace = {var: as_type_of(var, value) for var, value in zip(self.sliceable_shareds, values)}
         kwargs = {**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"}
         return compile_function([*self._copied_ins(), *values], clone(outputs, replace=replace), **kwargs)
+
+    def with_whole(self, whole: Mapping[Any, Any]) -> Graph:
+        """Return the same graph with expressions of all rows in place of the sliceable shared variables.
+
+        The first call determines the expressions.
+        """
+        if self._whole is not None:
+            return self._whole
+        outputs, updates = self._rebuilt()
+        replace = {var: as_type_of(var, T.as_tensor_variable(value)) for var, value in whole.items()}
+        cloned = clone([*outputs, *(new for _, new in updates)], replace=replace)
+        new = list(zip([var for var, _ in updates], cloned[len(outputs) :]))
+        self._whole = made = self.part(cloned[: len(outputs)], new)
+        made.sliceable_shareds = []
+        return made
 
     def part(self, outputs: Sequence[Any], updates: list[tuple[Any, Any]], inputs: Any = None) -> Graph:
         """Return a graph with other outputs and updates.

@@ -17,6 +17,7 @@ from scripts import run_script
 import synkhronos as synk
 from synkhronos._api.calibration import name_of_machine
 from synkhronos._costs import Curve, Estimate, Grid, Machine, Rates, Store
+from synkhronos._graph import Graph
 from synkhronos._session import held
 
 #: With these constants, the controller is faster for less than about 20 kB: a command takes 10 ms, a pass over memory
@@ -199,6 +200,55 @@ def test_data_are_timed_as_data(automatic, costs, batch):
     assert [size for size, _ in times["rows"]] == [4, 32, 256]
     assert sum(function.counts) == len(rows) and len(function.counts) == n_ranks
     assert np.array_equal(shared, given)
+
+
+@pytest.mark.parametrize("n_rows", [6, 20_000])
+@pytest.mark.parametrize("sorts", [False, True])
+def test_scattered_variables_of_which_the_controller_has_all_rows(automatic, costs, monkeypatch, n_rows, sorts):
+    """The model decides, or both plans are timed; calls by rows that take long are not compared."""
+    automatic(2)
+    compiled = []
+    usual = Graph.compile
+    monkeypatch.setattr(Graph, "compile", lambda self, *args: compiled.append(self) or usual(self, *args))
+    given, total, part = values(n_rows), theano.shared(np.zeros(3), "total"), theano.shared(np.zeros((0, 3)), "part")
+    factor = T.dscalar("factor")
+    rows = T.sort(part, axis=0) if sorts else part
+    function = synk.function(
+        [],
+        T.exp(factor * rows).sum(),
+        bcast_inputs=[factor],
+        updates=[(total, total + factor * part.sum(axis=0))],
+        sliceable_shareds=[part],
+        whole={part: given},
+        exact=True,
+    )
+    synk.scatter(part, given)
+    for factor_now in (1.0, 0.5, 0.1):
+        close(function(factor_now), np.exp(factor_now * given).sum())
+    close(total.get_value(), 1.6 * given.sum(axis=0))
+    (plan,) = function.partition.plans
+    assert (plan.source, len(stored(costs))) == (("timed", 1) if sorts else ("model", 0))
+    if not sorts:
+        assert by(function) == ("controller" if n_rows == 6 else "rows")
+    if by(function) == "controller":
+        assert function.counts == (n_rows, 0)
+    close(function(2.0, batch_s=slice(0, 2)), np.exp(2 * given[[0, 1, n_rows // 2, n_rows // 2 + 1]]).sum())
+    assert by(function) == "rows"
+    function.copy()(1.0)
+    assert not synk.check_replicas()
+    assert len({*compiled}) == (2 if n_rows == 6 else 1 + sorts)
+
+
+def test_what_is_refused_with_whole(automatic):
+    automatic(2)
+    part, other = theano.shared(np.zeros((4, 3)), "part"), theano.shared(np.zeros((4, 3)), "other")
+    for whole in ({}, {part: values(4), other: values(4)}, {other: values(4)}):
+        with pytest.raises(ValueError, match="an entry for each of sliceable_shareds"):
+            synk.function([], part.sum(), sliceable_shareds=[part], exact=True, whole=whole)
+    with pytest.raises(ValueError, match="exact=True"):
+        synk.function([], part.sum(), sliceable_shareds=[part], whole={part: values(4)})
+    with pytest.raises(ValueError, match="all data"):
+        synk.function([], part.sum(), sliceable_shareds=[part], exact=True, plan="controller")
 
 
 def test_calls_that_have_no_choice(automatic):

@@ -70,6 +70,7 @@ class Builder:
             build,
             givens=[*((source, one.expression) for source, one in data), *givens.items()],
             sliceable_shareds=[one.variable for one in scattered],
+            whole={one.variable: one.whole for one in scattered},
             rebuild_strict=False,
         )
         try:

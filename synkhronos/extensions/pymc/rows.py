@@ -39,8 +39,8 @@ class Scattered:
 
     Attributes
     ----------
-    expression : variable
-        Replaces ``source`` in a sharded graph.
+    expression, whole : variable
+        Replaces ``source`` in a sharded graph; the same rows of ``source`` as those of ``variable`` on all ranks.
     variable : shared variable
         Holds the rows along axis 0.
     n_rows : int
@@ -58,6 +58,8 @@ class Scattered:
         self.variable = shared(empty, name=source.name or "data of the model", shape=tuple(lengths))
         order = [*range(1, axis + 1), 0, *range(axis + 1, source.ndim)]
         self.expression = self.variable.dimshuffle(order) if axis else self.variable
+        back = [axis, *(one for one in range(source.ndim) if one != axis)]
+        self.whole = source.dimshuffle(back) if axis else source
         self._sent: Any = None
 
     def send(self) -> None:
