@@ -303,11 +303,9 @@ class Chooser:
                     ]
                     batch = size if self._user.n_scattered else None
                     for plan, points in times.items():
-                        bound = self._bound(session, times["rows"]) if plan == "controller" else None
-                        if bound is None:
+                        if plan == "rows" or not self._is_clear(times["rows"]):
                             call = by_plan(plan, values, batch)
-                            bound = seconds_of(call, _SECONDS, _LEAST_CALLS, _MOST_CALLS)
-                        points.append([size, bound])
+                            points.append([size, seconds_of(call, _SECONDS, _LEAST_CALLS, _MOST_CALLS)])
         except MemoryError:
             self._may_be_timed = False  # in this program
             return
@@ -320,16 +318,14 @@ class Chooser:
             session.replica_check.every = every
         self._costs.store.put("functions", self._costs.name, name, value=times, is_provisional=is_busy)
 
-    def _bound(self, session: Session, by_rows: list[list[float]]) -> float | None:
-        """Return a time of the controller alone, if it is clear without compiling the function for the controller.
+    def _is_clear(self, by_rows: list[list[float]]) -> bool:
+        """Return whether the plan is ``"rows"``, so that the function for the controller need not be compiled.
 
         If a call on scattered variables takes many times as long as a command to the ranks, most of it is work that the
         controller would have to do for all rows.
         """
         assert self._costs is not None and self._costs.machine is not None
-        seconds, least = by_rows[-1][1], self._costs.machine.command
-        is_clear = self._divided.sliceable_shareds and seconds >= _CLEAR * least
-        return session.n_ranks * (seconds - least) if is_clear else None
+        return bool(self._divided.sliceable_shareds) and by_rows[-1][1] >= _CLEAR * self._costs.machine.command
 
     def _largest(self, session: Session, inputs: Inputs) -> int:
         """Return a number of rows of which all values of a call fit into a quarter of the free memory."""
@@ -395,18 +391,18 @@ def _rounded(n_rows: int) -> int:
 def seconds_of(call: Callable[[], Any], seconds: float, least: int, most: int) -> float:
     """Return the lower quartile of the seconds of some calls, because other programs only add to it.
 
-    There are at least ``least`` calls, and more, up to ``most``, until they have taken ``seconds``. The first call is
-    not counted, unless it takes so long that it is the only one.
+    There are at least ``least`` calls, and more, up to ``most``, until they have taken ``seconds``. A first call is not
+    counted, because the backend may compile then. One call is enough if it takes more than `_MOST_SECONDS`.
     """
+    call()
     found: list[float] = []
-    while len(found) < most and (sum(found[1:]) < seconds or len(found) <= least):
+    while len(found) < least or (sum(found) < seconds and len(found) < most):
         start = time.perf_counter()
         call()
         found.append(time.perf_counter() - start)
         if found[0] > _MOST_SECONDS:
-            return found[0]
-    found = sorted(found[1:])
-    return found[len(found) // 4]
+            break
+    return sorted(found)[len(found) // 4]
 
 
 class _unchanged:

@@ -250,8 +250,11 @@ def along_rows(points: Sequence[Sequence[float]], n_rows: float) -> float:
     """Return the seconds for a number of rows, on straight lines between measured points, in order of their rows.
 
     The first and the last line are extended, but are never below half of the smallest measured time. One point holds
-    for all numbers of rows. A time that is longer than one for more rows was delayed, and is replaced by that one.
+    for all numbers of rows; without a point, the result is infinite. A time that is longer than one for more rows was
+    delayed, and is replaced by that one.
     """
+    if not points:
+        return math.inf
     sizes, measured = zip(*points)
     points = list(zip(sizes, _undelayed(measured)))
     if len(points) == 1:

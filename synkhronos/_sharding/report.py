@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import os
 import shutil
 import subprocess
@@ -57,7 +58,8 @@ class Prediction(NamedTuple):
     n_rows : int
         Number of rows, rounded: nearby numbers have one prediction. 0 for a function without scattered inputs.
     rows, controller : float
-        Seconds if every rank computes its rows, and if the controller computes all.
+        Seconds if every rank computes its rows, and if the controller computes all; ``controller`` is infinite if the
+        plan is clear without it.
     source : str
         ``"model"``: the cost model; ``"timed"``: measured times of the function; ``"unknown"``: the model lacks an
         operation, and the function cannot be timed, so ``controller`` is infinite.
@@ -72,6 +74,8 @@ class Prediction(NamedTuple):
         of = f"plan of {self.n_rows} rows" if self.n_rows else "plan"
         if self.source == "unknown":
             return f"{of}: rows; times are unknown"
+        if math.isinf(self.controller):
+            return f"{of}: rows; rows {1e3 * self.rows:.3g} ms ({self.source}), many times as long as a command"
         plan = "controller" if self.controller <= self.rows else "rows"
         times = f"rows {1e3 * self.rows:.3g} ms, controller {1e3 * self.controller:.3g} ms"
         return f"{of}: {plan}; {times} ({self.source})"

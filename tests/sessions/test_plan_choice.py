@@ -239,6 +239,25 @@ def test_scattered_variables_of_which_the_controller_has_all_rows(automatic, cos
     assert len({*compiled}) == (2 if n_rows == 6 else 1 + sorts)
 
 
+def test_a_long_call_on_scattered_variables_is_not_compared(automatic, costs, monkeypatch):
+    """The function of the controller is not even compiled, and a later program reads the same from the file."""
+    automatic(2)
+    monkeypatch.setattr("synkhronos._api.choice._CLEAR", 1e-9)
+    compiled, usual = [], Graph.compile
+    monkeypatch.setattr(Graph, "compile", lambda self, *args: compiled.append(self) or usual(self, *args))
+    part, given = theano.shared(np.zeros((0, 3)), "part"), values(8)
+    for _ in range(2):
+        compiled.clear()
+        options = {"sliceable_shareds": [part], "whole": {part: given}, "exact": True}
+        function = synk.function([], T.sort(part, axis=0).sum(), **options)
+        synk.scatter(part, given)
+        close(function(), given.sum())
+        assert (by(function), len({*compiled})) == ("rows", 1)
+        assert "rows; rows" in repr(function.partition)
+        (times,) = stored(costs)
+        assert times["controller"] == [] and len(times["rows"]) == 1
+
+
 def test_what_is_refused_with_whole(automatic):
     automatic(2)
     part, other = theano.shared(np.zeros((4, 3)), "part"), theano.shared(np.zeros((4, 3)), "other")

@@ -97,6 +97,7 @@ def test_seconds_of_the_plans():
         ([[4, 1.0], [32, 8.0], [1024, 10.0]], 2016, 12.0),
         ([[4, 1.0], [32, 8.0], [1024, 10.0]], 2, 0.5),
         ([[4, 3.0], [32, 8.0], [1024, 2.0]], 4096, 2.0),
+        ([], 4, math.inf),
     ],
 )
 def test_seconds_along_rows(points, n_rows, seconds):
