@@ -99,8 +99,8 @@ def function(
         ``num_slices``, and sessions on several nodes or GPUs, then have the plan ``"rows"``. Default: the argument
         ``plan`` of `fork`.
     whole : dict, optional
-        For exact functions: for each of ``sliceable_shareds``, an array or expression of all its rows. The controller
-        needs it for the plan ``"controller"``, because it has its own rows of the scattered variable only.
+        For exact functions: for each of ``sliceable_shareds``, an array or expression of the rows of all ranks. The
+        controller needs it for the plan ``"controller"``, because it has its own rows of a scattered variable only.
     **kwargs
         Keyword arguments of the backend's function, such as ``name`` and ``mode``.
 

@@ -399,11 +399,10 @@ def test_repeated_calls_are_compared_if_the_environment_asks(two, monkeypatch):
     assert len(compared) == 5
 
 
-@pytest.mark.parametrize(
-    ("place", "name"), [(StaleReplicas, "add"), (StaleReplicas, "end"), (native, "note_values")], ids=str
-)
+@pytest.mark.parametrize("name", ["add", "end", "note_values"])
 @pytest.mark.parametrize("is_done", [False, True])
-def test_an_interrupt_while_a_new_value_is_noted(two, monkeypatch, place, name, is_done):
+def test_an_interrupt_while_a_new_value_is_noted(two, monkeypatch, name, is_done):
+    place = native if name == "note_values" else StaleReplicas
     x, factor = T.dmatrix("x"), theano.shared(np.ones(COLUMNS), "factor")
     function, given = synk.function([x], x.dot(factor), exact=True, plan="rows"), values(6)[0]
     function(given)
