@@ -98,7 +98,7 @@ def test_other_collectives_are_refused(two, build, message):
 
 def test_blocks_need_rows_and_exactness(two):
     x = T.dvector("x")
-    with pytest.raises(ValueError, match="blocked or plan without exact=True"):
+    with pytest.raises(ValueError, match="plan or whole without exact=True"):
         synk.function([x], x.sum(), blocked=True)
     with pytest.raises(ValueError, match="blocked=True is for rows"):
         synk.function([], x.sum(), bcast_inputs=[x], exact=True, blocked=True)

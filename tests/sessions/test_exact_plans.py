@@ -425,7 +425,7 @@ def test_invalid_plans_are_refused(two, monkeypatch):
     x, data = T.dmatrix("x"), theano.shared(np.zeros((4, 2)), "data")
     with pytest.raises(ValueError, match="plan is 'columns'; expected 'auto', 'rows', 'controller' or None"):
         synk.function([x], x.sum(), exact=True, plan="columns")
-    with pytest.raises(ValueError, match="plan without exact=True"):
+    with pytest.raises(ValueError, match="plan or whole without exact=True"):
         synk.function([x], x.sum(), plan="rows")
     with pytest.raises(ValueError, match="does not have all data"):
         synk.function([], data.sum(), sliceable_shareds=[data], exact=True, plan="controller")
