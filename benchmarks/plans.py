@@ -8,8 +8,6 @@ choice counts as right if the chosen plan takes at most 1.05 of the time of the 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from benchmarks.harness import CORES, Contest
@@ -56,7 +54,7 @@ def _measure_ranks(result: Result, rounds: int) -> None:
             samples = contest.run(rounds, contest.alike(program="mlp", rows=n))
             times = {name: sample.scaled(1e3) for name, sample in samples.items()}
             result.record(f"mlp, {n} rows, by ranks", "ms", times)
-            best = min((plain.name, torch.name), key=lambda name: samples[name].median if name in samples else math.inf)
+            best = min({plain.name, torch.name} & {*samples}, key=lambda name: samples[name].median)
             line = [f"{name} {one.median:.3f}" for name, one in times.items()]
             for auto, n_ranks in zip(autos, RANKS):
                 found = ratio(samples[auto.name], samples[best])

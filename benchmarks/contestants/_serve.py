@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 Run = Callable[..., Sequence[float]]
 
-PAUSE = 0.15  # seconds before a turn: idle threads of another contestant's OpenBLAS spin for 0.1
+_PAUSE = 0.15  # seconds before a turn: idle threads of another contestant's OpenBLAS spin for 0.1
 _SECONDS, _LEAST, _MOST = 0.15, 3, 200  # duration of a turn, and its calls
 
 
@@ -28,11 +28,6 @@ def size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def calls_in(seconds: float) -> int:
-    """Return the number of calls in a turn, if one call takes ``seconds``."""
-    return round(min(max(_SECONDS / seconds, _LEAST), _MOST))
-
-
 def timed(step: Callable[[], Any], steps: int, untimed: int = 1, before: Callable[[], Any] = int) -> list[float]:
     """Return the seconds of each of `steps` calls, after `untimed` calls; `before` precedes each call, untimed."""
     seconds = []
@@ -42,6 +37,17 @@ def timed(step: Callable[[], Any], steps: int, untimed: int = 1, before: Callabl
         step()
         seconds.append(time.perf_counter() - start)
     return seconds[untimed:]
+
+
+def timed_turn(step: Callable[[], Any], n_calls: dict[Any, int], key: Any) -> list[float]:
+    """Pause, then return the seconds of each call; the number of calls is found once for each key of ``n_calls``."""
+    if key not in n_calls:
+        step()
+        start = time.perf_counter()
+        step()
+        n_calls[key] = round(min(max(_SECONDS / (time.perf_counter() - start), _LEAST), _MOST))
+    time.sleep(_PAUSE)
+    return timed(step, n_calls[key], untimed=5)
 
 
 def compete(make: Callable[..., tuple[Run, dict[str, Any]]]) -> None:

@@ -1,7 +1,5 @@
 """Calls of ten programs, in plain Theano or as exact functions with one of the plans."""
 
-import time
-
 import numpy as np
 
 import synkhronos as synk
@@ -14,7 +12,7 @@ from lasagne.nonlinearities import rectify, softmax  # isort: skip
 
 from benchmarks.contestants._batches import CLASSES
 from benchmarks.contestants._kernels import of_theano
-from benchmarks.contestants._serve import PAUSE, calls_in, compete, timed
+from benchmarks.contestants._serve import compete, timed_turn
 
 
 def classify(layer, x, y, rule):
@@ -155,13 +153,7 @@ def make(plan="", ranks=0):
             given[program, rows] = [x, rng.randint(0, CLASSES, rows).astype("int32")]
         function = functions[program]
         arrays = given[program, rows][: 1 if program in ("autoencoder", "k-means", "tiny") else 2]
-        if (program, rows) not in n_calls:
-            function(*arrays)
-            start = time.perf_counter()
-            function(*arrays)
-            n_calls[program, rows] = calls_in(time.perf_counter() - start)
-        time.sleep(PAUSE)
-        return timed(lambda: function(*arrays), n_calls[program, rows], untimed=5)
+        return timed_turn(lambda: function(*arrays), n_calls, (program, rows))
 
     return run, {"kernels": of_theano()}
 

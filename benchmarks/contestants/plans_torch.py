@@ -1,7 +1,6 @@
 """Training steps of the MLP of the module `plans` in PyTorch, on all threads."""
 
 import os
-import time
 
 import numpy as np
 import torch
@@ -9,7 +8,7 @@ from torch import nn
 
 from benchmarks.contestants._batches import CLASSES
 from benchmarks.contestants._kernels import of_torch
-from benchmarks.contestants._serve import PAUSE, calls_in, compete, timed
+from benchmarks.contestants._serve import compete, timed_turn
 
 
 def make():
@@ -18,6 +17,8 @@ def make():
     layers = nn.Linear(784, 800), nn.ReLU(), nn.Linear(800, 800), nn.ReLU(), nn.Linear(800, CLASSES)
     network, loss_of = nn.Sequential(*layers), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(network.parameters(), 0.01)
+
+    n_calls = {}
 
     def run(program, rows):
         assert program == "mlp"
@@ -32,12 +33,7 @@ def make():
             optimizer.step()
             loss.item()
 
-        step()
-        start = time.perf_counter()
-        step()
-        n_calls = calls_in(time.perf_counter() - start)
-        time.sleep(PAUSE)
-        return timed(step, n_calls, untimed=5)
+        return timed_turn(step, n_calls, rows)
 
     return run, {"kernels": of_torch()}
 

@@ -357,6 +357,11 @@ def sliceable_rows(session: Session, graph: Graph, batch_s: Any, num_slices: int
     return [np.arange(*one.bounds, dtype=np.int64) if isinstance(one, Rows) else one for one in rows]
 
 
+def count_rows(session: Session, graph: Graph, inputs: Inputs) -> int:
+    """Return the number of rows of the scattered inputs, or else of the sliceable shared variables; 0 without both."""
+    return sum(inputs.counts or (rows_on_ranks(session, graph) if graph.sliceable_shareds else ()))
+
+
 def rows_on_ranks(session: Session, graph: Graph) -> list[int]:
     """Return the number of rows of the sliceable shared variables on each rank.
 

@@ -21,7 +21,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from synkhronos import _backends, _graph
-from synkhronos._api.call_plan import ControllerCall, Inputs, rows_on_ranks
+from synkhronos._api.call_plan import ControllerCall, Inputs, count_rows
 from synkhronos._api.checks import Input
 from synkhronos._api.data_arrays import Data, data
 from synkhronos._backends import Constant, io_toposort, ops
@@ -128,7 +128,7 @@ class Chooser:
             raise Unmeasured(None)
         if self._costs is not costs:
             self._costs, self.estimates = costs, {}
-        rounded = _rounded(self._n_rows(session, inputs))
+        rounded = _rounded(count_rows(session, self._divided, inputs))
         key = (rounded, *self._other_shapes(inputs))
         found = self.estimates.get(key)
         if found is None:
@@ -136,12 +136,6 @@ class Chooser:
                 self.estimates.clear()
             found = self.estimates[key] = self._predict(session, costs, inputs, rounded)
         return found
-
-    def _n_rows(self, session: Session, inputs: Inputs) -> int:
-        """Return the number of rows of a call; 0 if the call does not pass it."""
-        if self._resizes or not self._divided.takes_rows:
-            return sum(inputs.counts)
-        return sum(rows_on_ranks(session, self._divided))
 
     def predictions(self) -> list[Prediction]:
         """Return the predictions so far, for the function's report."""
@@ -301,7 +295,7 @@ class Chooser:
                         repeated[i] if i in repeated else self._resized(i, value, inputs, size)
                         for i, value in enumerate(inputs.values)
                     ]
-                    batch = size if self._user.n_scattered else None
+                    batch = size if self._resizes else None
                     for plan, points in times.items():
                         if plan == "rows" or not self._is_clear(times["rows"]):
                             call = by_plan(plan, values, batch)
@@ -331,7 +325,7 @@ class Chooser:
         """Return a number of rows of which all values of a call fit into a quarter of the free memory."""
         given = sum([value.size * np.dtype(value.dtype).itemsize for value in inputs.values[: self._user.n_scattered]])
         n_bytes, most = 3 * given / max(1, sum(inputs.counts)), _MOST_UNKNOWN  # the caller's rows are copied twice
-        n_rows = _SIZES[-1] if self._resizes else self._n_rows(session, inputs)
+        n_rows = _SIZES[-1] if self._resizes else count_rows(session, self._divided, inputs)
         try:
             _, everything = self._needs(session, inputs, n_rows)
         except Exception as error:

@@ -12,7 +12,7 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos import _graph
-from synkhronos._api.call_plan import ControllerCall, Inputs, Planner, chosen, divide, rows_on_ranks
+from synkhronos._api.call_plan import ControllerCall, Inputs, Planner, chosen, count_rows, divide, rows_on_ranks
 from synkhronos._api.checks import EXACT, Checks, Input, Serial
 from synkhronos._api.choice import Chooser, ChosenPlans, Costs, Unmeasured, prefers_controller
 from synkhronos._api.combine import GraphCollectives, Results
@@ -503,7 +503,7 @@ class _ExactPlanner(Planner):
         if self._alone is not None and kind == "controller":
             counts = (1,) * session.n_ranks
             if self._graph.takes_rows:
-                n_rows = sum(inputs.counts or rows_on_ranks(session, self._graph))
+                n_rows = count_rows(session, self._graph, inputs)
                 counts = tuple(n_rows * (rank == session.master_rank) for rank in range(session.n_ranks))
             return ControllerCall(functools.partial(self._alone.compute, subset), counts, subset, self.latest), ()
         if num_slices > 1 and self._graph.checks_shapes:

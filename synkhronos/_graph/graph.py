@@ -259,15 +259,13 @@ class Graph:
 
     def _compile_variant(self, variant: Variant) -> Any:
         outputs, updates = self._rebuilt()
-        if variant.outputs is not None:
-            outputs = [outputs[i] for i in variant.outputs]
         extra: list[Any] = []
         if variant.rows != "all":
             extra = [T.lscalar("start"), T.lscalar("stop")] if variant.rows == "range" else [T.lvector("index")]
             picked = slice(*extra) if variant.rows == "range" else extra[0]
-            replace = {var: as_type_of(var, var[picked]) for var in self.sliceable_shareds}
-            cloned = clone(outputs + [new for _, new in updates], replace=replace)
-            outputs, updates = cloned[: len(outputs)], list(zip([var for var, _ in updates], cloned[len(outputs) :]))
+            outputs, updates = self._replaced({var: var[picked] for var in self.sliceable_shareds})
+        if variant.outputs is not None:
+            outputs = [outputs[i] for i in variant.outputs]
         if variant.device:
             outputs = [stay_on_device(output) for output in outputs]
         if variant.accumulate:
@@ -299,13 +297,16 @@ class Graph:
         """
         if self._whole is not None:
             return self._whole
-        outputs, updates = self._rebuilt()
-        replace = {var: as_type_of(var, T.as_tensor_variable(value)) for var, value in whole.items()}
-        cloned = clone([*outputs, *(new for _, new in updates)], replace=replace)
-        new = list(zip([var for var, _ in updates], cloned[len(outputs) :]))
-        self._whole = made = self.part(cloned[: len(outputs)], new)
+        self._whole = made = self.part(*self._replaced({var: T.as_tensor_variable(one) for var, one in whole.items()}))
         made.sliceable_shareds = []
         return made
+
+    def _replaced(self, rows: Mapping[Any, Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """Return the outputs and all updates with other expressions of the sliceable shared variables."""
+        outputs, updates = self._rebuilt()
+        replace = {var: as_type_of(var, value) for var, value in rows.items()}
+        cloned = clone([*outputs, *(new for _, new in updates)], replace=replace)
+        return cloned[: len(outputs)], list(zip([var for var, _ in updates], cloned[len(outputs) :]))
 
     def part(self, outputs: Sequence[Any], updates: list[tuple[Any, Any]], inputs: Any = None) -> Graph:
         """Return a graph with other outputs and updates.

@@ -111,12 +111,18 @@ static int is_accepted(const struct argument *input, PyObject *value)
     return PyArray_DESCR(array) == input->dtype || PyArray_EquivTypes(PyArray_DESCR(array), input->dtype);
 }
 
+/* Set a member; its former value may run any code when it is freed. */
+static void set_member(PyObject **member, PyObject *value)
+{
+    PyObject *before = *member;
+    Py_INCREF(value);
+    *member = value;
+    Py_XDECREF(before);
+}
+
 static void set_cell(PyObject *cell, PyObject *value)
 {
-    PyObject *before = PyList_GET_ITEM(cell, 0);
-    Py_INCREF(value);
-    PyList_SET_ITEM(cell, 0, value);
-    Py_XDECREF(before);
+    set_member(&((PyListObject *)cell)->ob_item[0], value);
 }
 
 static PyObject *fast_call(FastCall *self, PyObject *args, PyObject *keywords)
@@ -233,15 +239,6 @@ static int are_records(PyObject *records)
     if (!are)
         PyErr_SetString(PyExc_TypeError, "expected a tuple of records of variables that have a value");
     return are;
-}
-
-/* Set a member; its former value may run any code when it is freed. */
-static void set_member(PyObject **member, PyObject *value)
-{
-    PyObject *before = *member;
-    Py_INCREF(value);
-    *member = value;
-    Py_XDECREF(before);
 }
 
 #define VALUE_OF(record) PyList_GET_ITEM((record)->storage, 0)
