@@ -167,7 +167,7 @@ class Results:
         weights: Sequence[float],
         *,
         collectives: GraphCollectives,
-        private: Callable[[Any], Any],
+        private: Callable[[Sequence[Any]], list[Any]],
     ) -> list[Any]:
         """Combine the ranks' values of each wanted output; return NumPy arrays, or GPU arrays for outputs of GPU type.
 
@@ -183,19 +183,21 @@ class Results:
         collectives : GraphCollectives
             Determines which outputs are valid on a controller without data points, because they are equal on all ranks.
         private : callable
-            Copies a value of the controller for the program if it is in the shared heap.
+            Returns values, with copies of those that are in the shared heap, so that the program can keep them.
         """
         present, present_weights = results, weights
         if not all(weights):
             present = [values for values, weight in zip(results, weights) if weight]
             present_weights = [weight for weight in weights if weight]
         own, is_present = results[call.controller], weights[call.controller] > 0
-        combined = []
+        combined: list[Any] = []
         for place, i in enumerate(wanted):
             arrays = [values[place] for values in present]
             if self.modes[i] is None or (place in call.nccl and sum(array is not None for array in arrays) == 1):
-                value = private(own[place]) if is_present or collectives.is_replicated(i) else None
+                combined.append(own[place] if is_present or collectives.is_replicated(i) else None)
             else:
-                value = combine(arrays, self.modes[i], present_weights, self.names[i])
-            combined.append(as_asked(value, self._outputs[i]) if self._on_gpu else value)
+                combined.append(combine(arrays, self.modes[i], present_weights, self.names[i]))
+        combined = private(combined)
+        if self._on_gpu:
+            return [as_asked(value, self._outputs[i]) for value, i in zip(combined, wanted)]
         return combined

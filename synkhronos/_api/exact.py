@@ -9,8 +9,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-import numpy as np
-
 from synkhronos import _graph
 from synkhronos._api.call_plan import ControllerCall, Inputs, Planner, chosen, count_rows, divide, rows_on_ranks
 from synkhronos._api.checks import EXACT, Checks, Input, Serial
@@ -120,10 +118,10 @@ class ExactFunction(Function):
             self._give_what_was_set(current("Function"))
         repetition = self._repetition
         if repetition is not None and not kwargs:
-            outputs = repetition(args)
+            outputs = repetition.compute(args)
             if outputs is None:
                 arrays = self._with_arrays(args)
-                outputs = None if arrays is args else repetition(arrays)
+                outputs = None if arrays is args else repetition.compute(tuple(arrays))
             if outputs is not None:
                 self.counts = repetition.counts
                 return outputs[0] if repetition.single else outputs
@@ -377,12 +375,14 @@ class _OnController:
 
 def _computed(session: Session, run: _Run, updates: Updates, arrays: list[Any]) -> list[Any]:
     """Compute on the controller, and record which variables are stale on the other ranks; return the outputs."""
+    if not (updates.known or updates.unknown):
+        return session.private(session.replica.compute(run, arrays))
     try:
         session.stale.begin(updates)
         outputs = session.replica.compute(run, arrays)
     finally:
         session.stale.end(updates)
-    return [session.private(value) for value in outputs]
+    return session.private(outputs)
 
 
 class _Repetition:
@@ -419,20 +419,17 @@ class _Repetition:
         self.counts, self.single = counts, single
         self._session, self._n_changes = weakref.ref(session), n_changes
         self._run, self._updates = runner
-        self._kinds = [(array.shape, array.dtype) for array in arrays]
+        self._kinds = tuple([(array.shape, array.dtype) for array in arrays])
         #: The lead at which the choice is the same, and leaves the lead as it is; ``None``: any. See `choose`.
         self._lead = None if estimate is None or not estimate.broadcast else -estimate.broadcast / 2
         self._has_updates = estimate is not None and estimate.updates
         self._is_chosen = estimate is None or estimate.controller <= estimate.rows
 
-    def __call__(self, args: Sequence[Any]) -> list[Any] | None:
+    def compute(self, args: tuple[Any, ...]) -> list[Any] | None:
         """Return the outputs; ``None`` if this is another kind of call, which is planned like the first one."""
-        session, kinds = current("Function"), self._kinds
-        if session is not self._session() or len(args) != len(kinds) or not self._is_chosen:
+        session = current("Function")
+        if session is not self._session() or not self._is_chosen or not _graph.are_of_kinds(args, self._kinds):
             return None
-        for array, (shape, dtype) in zip(args, kinds):
-            if type(array) is not np.ndarray or array.shape != shape or array.dtype is not dtype:
-                return None
         with session.lock:
             stale, check = session.stale, session.replica_check
             if session.sequencer.place or session.timeline.on or check.every or check.n_changes != self._n_changes:

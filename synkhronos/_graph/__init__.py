@@ -1,7 +1,7 @@
 """Graphs, compiled functions and shared variables, independent of the backend, and their pickling."""
 
 from synkhronos._graph.definitions import Definitions
-from synkhronos._graph.fast_call import run_function, variables_used
+from synkhronos._graph.fast_call import are_of_kinds, run_function, variables_used
 from synkhronos._graph.graph import Graph, Variant, default_of, pairs_of
 from synkhronos._graph.pickling import Bundle, Unpacked, bytes_variable, claim_stream, dump, load
 from synkhronos._graph.pickling import pack_values as pack

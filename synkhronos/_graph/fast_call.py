@@ -19,6 +19,7 @@ import numpy as np
 from synkhronos._backends import ancestors, running_parts
 from synkhronos._graph.shared_variables import call_on_rank, syncs_of
 from synkhronos._native import native
+from synkhronos._native.native import are_of_kinds  # noqa: F401 - for other folders
 from synkhronos._utils.interrupts import Background, deferred_interrupts, handle_interrupts
 
 _Result = TypeVar("_Result")
@@ -93,30 +94,23 @@ def run_function(function: Any, subset: Sequence[int] | None = None) -> Callable
     subset : sequence of int, optional
         Positions of the outputs to compute.
     """
-    execute, updated = _executing(function, subset), syncs_of(function)
-    if not updated:
-        return execute
+    updated = syncs_of(function)
+    some = {} if subset is None else {"output_subset": list(subset)}
 
-    def run(values: list[Any]) -> list[Any]:
-        results = execute(values)
+    def checked(values: list[Any]) -> list[Any]:
+        results = call_on_rank(function, *values, **some)
         native.follow_values(updated)
         return results
 
-    return run
-
-
-def _executing(function: Any, subset: Sequence[int] | None) -> Callable[[list[Any]], list[Any]]:
-    if subset is not None:
-        some = list(subset)
-        return lambda values: call_on_rank(function, *values, output_subset=some)
-    parts = running_parts(function)
+    parts = running_parts(function) if subset is None else None
     if parts is None:
-        return lambda values: call_on_rank(function, *values)
+        return checked
     runner = native.FastCall(
         parts.function,
         tuple([(cell, np.dtype(type_.dtype), tuple(map(bool, type_.broadcastable))) for type_, cell in parts.inputs]),
         parts.n_outputs,
         tuple(parts.emptied),
+        updated,
     )
     explain = parts.explain
 
@@ -126,6 +120,6 @@ def _executing(function: Any, subset: Sequence[int] | None) -> Callable[[list[An
         except Exception:
             explain()
             raise
-        return call_on_rank(function, *values) if results is None else results
+        return checked(values) if results is None else results
 
     return run

@@ -316,7 +316,10 @@ def _set_data(self: Any, value: Any) -> None:
 
 @functools.wraps(call_on_rank)
 def _call_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
-    watched = [storage for storage in updated_storage(self) if id(storage) in _references]
+    updated = updated_storage(self)
+    if not updated:
+        return call_on_rank(self, *args, **kwargs)
+    watched = [storage for storage in updated if id(storage) in _references]
     for storage in watched:
         _keep_stale(storage)
     try:

@@ -18,10 +18,13 @@ struct argument {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *function, *cleared;
+    PyObject *function, *cleared, *updated;
     Py_ssize_t n_inputs, n_outputs;
     struct argument *inputs;
 } FastCall;
+
+static int are_records(PyObject *records);
+static void follow(PyObject *records);
 
 static void fast_call_dealloc(FastCall *self)
 {
@@ -32,6 +35,7 @@ static void fast_call_dealloc(FastCall *self)
     PyMem_Free(self->inputs);
     Py_XDECREF(self->function);
     Py_XDECREF(self->cleared);
+    Py_XDECREF(self->updated);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -65,11 +69,12 @@ static int read_input(struct argument *input, PyObject *item)
 
 static PyObject *fast_call_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"function", "inputs", "n_outputs", "cleared", NULL};
-    PyObject *function, *inputs, *cleared;
+    static char *names[] = {"function", "inputs", "n_outputs", "cleared", "updated", NULL};
+    PyObject *function, *inputs, *cleared, *updated;
     Py_ssize_t n_outputs;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO!nO!", names, &function, &PyTuple_Type, &inputs, &n_outputs,
-                                     &PyTuple_Type, &cleared))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO!nO!O", names, &function, &PyTuple_Type, &inputs, &n_outputs,
+                                     &PyTuple_Type, &cleared, &updated) ||
+        !are_records(updated))
         return NULL;
     if (!are_cells(cleared)) {
         PyErr_SetString(PyExc_TypeError, "expected a tuple of lists");
@@ -80,8 +85,10 @@ static PyObject *fast_call_new(PyTypeObject *type, PyObject *args, PyObject *key
         return NULL;
     Py_INCREF(function);
     Py_INCREF(cleared);
+    Py_INCREF(updated);
     self->function = function;
     self->cleared = cleared;
+    self->updated = updated;
     self->n_outputs = n_outputs;
     self->inputs = PyMem_Calloc((size_t)PyTuple_GET_SIZE(inputs) + 1, sizeof *self->inputs);
     int failed = self->inputs == NULL;
@@ -109,6 +116,34 @@ static int is_accepted(const struct argument *input, PyObject *value)
         if ((input->unit_axes >> axis & 1) && PyArray_DIM(array, axis) != 1)
             return 0;
     return PyArray_DESCR(array) == input->dtype || PyArray_EquivTypes(PyArray_DESCR(array), input->dtype);
+}
+
+/* Whether a value is an array of a kind, a tuple (shape, dtype); an exception may be set otherwise. */
+static int is_of_kind(PyObject *value, PyObject *kind)
+{
+    if (!PyTuple_Check(kind) || PyTuple_GET_SIZE(kind) != 2 || !PyTuple_Check(PyTuple_GET_ITEM(kind, 0))) {
+        PyErr_SetString(PyExc_TypeError, "expected tuples of a shape and a dtype");
+        return 0;
+    }
+    PyObject *shape = PyTuple_GET_ITEM(kind, 0), *dtype = PyTuple_GET_ITEM(kind, 1);
+    if (!PyArray_CheckExact(value) || (PyObject *)PyArray_DESCR((PyArrayObject *)value) != dtype)
+        return 0;
+    PyArrayObject *array = (PyArrayObject *)value;
+    int same = PyTuple_GET_SIZE(shape) == PyArray_NDIM(array);
+    for (int axis = 0; same && axis < PyArray_NDIM(array); axis++)
+        same = PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, axis)) == PyArray_DIM(array, axis);
+    return same;
+}
+
+static PyObject *are_of_kinds(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *values, *kinds;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &values, &PyTuple_Type, &kinds))
+        return NULL;
+    int are = PyTuple_GET_SIZE(values) == PyTuple_GET_SIZE(kinds);
+    for (Py_ssize_t i = 0; are && i < PyTuple_GET_SIZE(kinds); i++)
+        are = is_of_kind(PyTuple_GET_ITEM(values, i), PyTuple_GET_ITEM(kinds, i));
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(are);
 }
 
 /* Set a member; its former value may run any code when it is freed. */
@@ -142,6 +177,7 @@ static PyObject *fast_call(FastCall *self, PyObject *args, PyObject *keywords)
         return NULL;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->cleared); i++)
         set_cell(PyTuple_GET_ITEM(self->cleared, i), Py_None);
+    follow(self->updated);
     PyObject *wanted = PySequence_GetSlice(results, 0, self->n_outputs);
     Py_DECREF(results);
     return wanted;
@@ -256,15 +292,21 @@ static PyObject *first_set(PyObject *Py_UNUSED(module), PyObject *records)
     return PyLong_FromLong(-1);
 }
 
-static PyObject *follow_values(PyObject *Py_UNUSED(module), PyObject *records)
+/* Record that all ranks have set the variables of valid records. */
+static void follow(PyObject *records)
 {
-    if (!are_records(records))
-        return NULL;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(records); i++) {
         SentValue *one = (SentValue *)PyTuple_GET_ITEM(records, i);
         if (one->sent != Py_None && one->sent != VALUE_OF(one))
             set_member(&one->sent, VALUE_OF(one));
     }
+}
+
+static PyObject *follow_values(PyObject *Py_UNUSED(module), PyObject *records)
+{
+    if (!are_records(records))
+        return NULL;
+    follow(records);
     Py_RETURN_NONE;
 }
 
@@ -293,6 +335,7 @@ static PyObject *note_values(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 PyMethodDef synkhronos_call_functions[] = {
+    {"are_of_kinds", are_of_kinds, METH_VARARGS, "are_of_kinds(values, kinds, /): see native.pyi."},
     {"first_set", first_set, METH_O, "first_set(records, /): see native.pyi."},
     {"follow_values", follow_values, METH_O, "follow_values(records, /): see native.pyi."},
     {"set_stale", set_stale, METH_VARARGS, "set_stale(records, value, /): see native.pyi."},

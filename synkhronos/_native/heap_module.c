@@ -167,20 +167,48 @@ static char *span_of(PyArrayObject *array, size_t *n_bytes)
     return first;
 }
 
+/* The offset of an array from the first arena, in bytes; -1 if it is not in memory that ranks share. */
+static ptrdiff_t offset_of(const Heap *self, PyArrayObject *array)
+{
+    if (self->heap == NULL)
+        return -1;
+    size_t n_bytes;
+    char *first = span_of(array, &n_bytes);
+    ptrdiff_t start = heap_offset(self->heap, first, n_bytes);
+    return start < 0 ? -1 : start + (PyArray_BYTES(array) - first);
+}
+
 static PyObject *offset(Heap *self, PyObject *array)
 {
-    size_t n_bytes;
     if (!PyArray_Check(array)) {
         PyErr_Format(PyExc_TypeError, "expected an array; got %R", array);
         return NULL;
     }
-    if (self->heap == NULL)
-        Py_RETURN_NONE;
-    char *first = span_of((PyArrayObject *)array, &n_bytes);
-    ptrdiff_t start = heap_offset(self->heap, first, n_bytes);
+    ptrdiff_t start = offset_of(self, (PyArrayObject *)array);
     if (start < 0)
         Py_RETURN_NONE;
-    return PyLong_FromSsize_t(start + (PyArray_BYTES((PyArrayObject *)array) - first));
+    return PyLong_FromSsize_t(start);
+}
+
+static PyObject *private_(Heap *self, PyObject *values)
+{
+    PyObject *items = PySequence_Fast(values, "expected a sequence");
+    if (items == NULL)
+        return NULL;
+    PyObject *found = PyList_New(PySequence_Fast_GET_SIZE(items));
+    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(found); i++) {
+        PyObject *value = PySequence_Fast_GET_ITEM(items, i);
+        if (PyArray_Check(value) && offset_of(self, (PyArrayObject *)value) >= 0)
+            value = PyArray_NewCopy((PyArrayObject *)value, NPY_CORDER);
+        else
+            Py_INCREF(value);
+        if (value == NULL)
+            Py_CLEAR(found);
+        else
+            PyList_SET_ITEM(found, i, value);
+    }
+    Py_DECREF(items);
+    return found;
 }
 
 static PyObject *counts(Heap *self, PyObject *nothing)
@@ -228,6 +256,7 @@ static PyMethodDef methods[] = {
     {"trim", (PyCFunction)trim, METH_NOARGS, "trim(): release all cached blocks."},
     {"close", (PyCFunction)close_, METH_NOARGS, "close(): stop allocating in the heap."},
     {"offset", (PyCFunction)offset, METH_O, "offset(array): bytes from the base, or None."},
+    {"private", (PyCFunction)private_, METH_O, "private(values): the values, with copies of arrays in the heap."},
     {"counts", (PyCFunction)counts, METH_NOARGS, "counts(): for each rank, bytes in use, cached, and the peak in use."},
     {NULL, NULL, 0, NULL},
 };

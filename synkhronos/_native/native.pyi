@@ -90,6 +90,9 @@ class Heap:
         Memory of this rank's existing arrays is released when they are deleted.
         """
 
+    def private(self, values: Sequence[Any], /) -> list[Any]:
+        """Return the values, with copies in place of arrays that are in memory that ranks share."""
+
     def offset(self, array: NDArray[Any], /) -> int | None:
         """Return an array's offset from `base` in bytes; ``None`` if it is not in memory that ranks share."""
 
@@ -311,6 +314,8 @@ class FastCall:
         The number of items, from the start of the returned list, to return.
     cleared : tuple of cells
         Cells that are set to ``None`` after the call.
+    updated : tuple of SentValue
+        Records for `follow_values` after the call.
     """
 
     def __new__(
@@ -319,6 +324,7 @@ class FastCall:
         inputs: tuple[tuple[list[Any], Any, tuple[bool, ...]], ...],
         n_outputs: int,
         cleared: tuple[list[Any], ...],
+        updated: tuple[SentValue, ...],
     ) -> Self: ...
     def __call__(self, values: list[Any], /) -> list[Any] | None:
         """Store the values in the cells and call the function.
@@ -349,6 +355,9 @@ class SentValue:
     stale: Any
 
     def __new__(cls, storage: list[Any]) -> Self: ...
+
+def are_of_kinds(values: tuple[Any, ...], kinds: tuple[tuple[tuple[int, ...], Any], ...], /) -> bool:
+    """Return whether the values are arrays of these (shape, dtype), which must be the same objects of dtypes."""
 
 def first_set(records: tuple[SentValue, ...], /) -> int:
     """Return the position of the first record of a variable that the program has set; -1 if there is none."""

@@ -49,6 +49,9 @@ class State(enum.Enum):
     CLOSED = enum.auto()
 
 
+_USABLE = State.USABLE
+
+
 class FailureFlag(Protocol):
     """Flag that is set when a rank has failed in the current command."""
 
@@ -319,9 +322,10 @@ class Dispatcher:
 
     def check_usable(self) -> None:
         """Raise `SessionError` if this session cannot execute commands."""
+        if self.state is _USABLE and _n_forks == self._n_forks:  # members of an `Enum` are slow to find
+            return
         if self.state is State.CLOSED:  # by another thread, while this one waited for the lock
             raise SessionError("the session was closed")
         if self.state is State.BROKEN:
             raise SessionError(f"{self._remedy()} (the cause: {self._cause})")
-        if _n_forks != self._n_forks:
-            raise SessionError("this process was forked from the controller; call synkhronos in the controller only")
+        raise SessionError("this process was forked from the controller; call synkhronos in the controller only")

@@ -151,10 +151,9 @@ class Session:
 
     # -- memory
 
-    def private(self, value: Any) -> Any:
-        """Return a result of the controller, copied if it lies in the shared heap, so that the program can keep it."""
-        is_in_region = isinstance(value, np.ndarray) and self.replica.heap.offset(value) is not None
-        return value.copy() if is_in_region else value
+    def private(self, values: Sequence[Any]) -> list[Any]:
+        """Return results of the controller, copied if they lie in the shared heap, so that the program can keep them."""
+        return self.replica.heap.private(values)
 
     def stage(self, items: Sequence[Staged]) -> list[ArrayRef]:
         """Copy arrays, or rows of arrays, to staging memory that every rank can read; return their references.

@@ -14,7 +14,7 @@ def made(n_outputs=1):
     """Return a `FastCall` that adds a matrix and a column, and its cells."""
     cells = [[None], [None], ["kept until the end"]]
     inputs = ((cells[0], np.dtype("float32"), (False, False)), (cells[1], np.dtype("float32"), (False, True)))
-    runner = native.FastCall(lambda: [cells[0][0] + cells[1][0], "an update"], inputs, n_outputs, tuple(cells))
+    runner = native.FastCall(lambda: [cells[0][0] + cells[1][0], "an update"], inputs, n_outputs, tuple(cells), ())
     return runner, cells
 
 
@@ -47,19 +47,58 @@ def test_exceptions_pass():
         raise KeyError("so it is")
 
     with pytest.raises(KeyError, match="so it is"):
-        native.FastCall(fail, (), 0, ())([])
+        native.FastCall(fail, (), 0, (), ())([])
     with pytest.raises(TypeError):
-        native.FastCall(fail, (), 0, ([None], "no cell"))
+        native.FastCall(fail, (), 0, ([None], "no cell"), ())
     with pytest.raises(TypeError):
-        native.FastCall(fail, (([], "no dtype"),), 0, ())
+        native.FastCall(fail, (([], "no dtype"),), 0, (), ())
     for wrong in (([None], "no dtype", ()), ([None], np.dtype("float32"), 1), ([], np.dtype("float32"), ())):
         cell = wrong[0]
         count = sys.getrefcount(cell)
         with pytest.raises(TypeError):
-            native.FastCall(fail, (wrong,), 0, ())
+            native.FastCall(fail, (wrong,), 0, (), ())
         assert sys.getrefcount(cell) == count
     with pytest.raises(TypeError):
-        native.FastCall(fail, (), 0, ())(())
+        native.FastCall(fail, (), 0, (), ())(())
+
+
+def test_it_follows_the_records_of_what_it_updates():
+    storages = [[1], [2], [3]]
+    records = tuple(map(native.SentValue, storages))
+    native.note_values(records[:2], False)
+
+    def update():
+        storages[0][0], storages[2][0] = 5, 6
+        return []
+
+    runner = native.FastCall(update, (), 0, (), records)
+    assert runner([None]) is None and records[0].sent == 1  # not called
+    assert runner([]) == []
+    assert [one.sent for one in records] == [5, 2, None]
+    with pytest.raises(KeyError):
+        native.FastCall({}.popitem, (), 0, (), records)([])
+    with pytest.raises(TypeError):
+        native.FastCall(update, (), 0, (), ("no record",))
+
+
+def test_kinds_of_arrays():
+    one, other = np.ones((2, 3)), np.ones(4, "int32")
+    kinds = ((one.shape, one.dtype), (other.shape, other.dtype))
+    assert native.are_of_kinds((one, other), kinds)
+    assert native.are_of_kinds((np.asfortranarray(one)[::-1], other[::-1]), kinds)
+    assert native.are_of_kinds((), ()) and native.are_of_kinds((np.float64(1) + np.zeros(()),)[:0], ())
+    assert native.are_of_kinds((np.array(1.0),), (((), one.dtype),))
+    other_dtype = one.astype(one.dtype.newbyteorder())
+    for wrong in (one[:1], one.T, one[0], other_dtype, one.astype("f4"), one.view(np.recarray), [1.0], None, 1.0):
+        assert not native.are_of_kinds((wrong, other), kinds)
+    assert not native.are_of_kinds((one,), kinds) and not native.are_of_kinds((one, other, other), kinds)
+    for wrong in (([one, other], kinds), ((one, other), list(kinds)), ((one,), (one.shape,)), ((one,), (None,))):
+        with pytest.raises(TypeError):
+            native.are_of_kinds(*wrong)
+    with pytest.raises(TypeError):
+        native.are_of_kinds((one,), (((2, "three"), one.dtype),))
+    with pytest.raises(OverflowError):
+        native.are_of_kinds((one,), (((2, 2**70), one.dtype),))
 
 
 def test_records_of_sent_values():

@@ -183,6 +183,19 @@ def test_freed_addresses_are_merged():
     one.close()
 
 
+def test_copies_for_the_program(made):
+    array, own = made.make(np.zeros, (100, 300)), np.zeros(10_000)
+    values = (array, own, array[5:, 3], None, 1.5)
+    found = made.heap.private(values)
+    assert found[1:2] == [own] and found[3:] == [None, 1.5] and type(found) is list
+    for one, value in zip(found[0:3:2], (array, array[5:, 3])):
+        assert made.heap.offset(one) is None and not np.shares_memory(one, value)
+        assert np.array_equal(one, value) and one.flags.c_contiguous and one.flags.owndata
+    assert made.heap.private([]) == []
+    with pytest.raises(TypeError, match="expected a sequence"):
+        made.heap.private(array.flat[0])
+
+
 def test_where_arrays_lie(made):
     array = made.make(np.zeros, (100, 300))
     start = made.heap.offset(array)

@@ -24,6 +24,16 @@ ONE_CORE = (
     "each core has memory and work enough for a chain of its own, chains in parallel, without synkhronos, are faster"
 )
 
+_n_forks = 0  # number of forks between the process that imported this module and this process
+
+
+def _note_fork() -> None:
+    global _n_forks
+    _n_forks += 1
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
 
 class Builder:
     """Builds the functions that PyMC requests from `pytensor.function`.
@@ -105,7 +115,8 @@ class ModelFunction:
     trust_input = False
 
     def __init__(self, exact: Any, data: Sequence[Scattered], build_undivided: Callable[[], Any]) -> None:
-        self.exact, self._data, self._pid = exact, data, os.getpid()
+        self.exact, self._data, self._n_forks = exact, data, _n_forks
+        self._variables = [one for one in data if one.is_variable]
         self._build_undivided, self._built = build_undivided, None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,14 +129,16 @@ class ModelFunction:
         SessionError
             If this process is not the program's own.
         """
-        if os.getpid() != self._pid:
+        if self._n_forks != _n_forks:
             raise synkhronos.SessionError(ONE_CORE)
-        for one in self._data:
-            one.send()
-        if len({one.n_rows for one in self._data}) > 1:
-            return self._of_different_lengths(args, kwargs)
-        function = self.exact if all(one.is_divided for one in self._data) else self._undivided()
-        return function(*args, **kwargs)
+        if self._variables:
+            for one in self._variables:
+                one.send()
+            if len({one.n_rows for one in self._data}) > 1:
+                return self._of_different_lengths(args, kwargs)
+            if not all([one.is_divided for one in self._variables]):
+                return self._undivided()(*args, **kwargs)
+        return self.exact(*args, **kwargs)
 
     def copy(self, *args: Any, **kwargs: Any) -> ModelFunction:
         """Copy the function, with the arguments of PyTensor's ``Function.copy``."""

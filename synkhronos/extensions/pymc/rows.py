@@ -47,10 +47,13 @@ class Scattered:
         The number of rows of the value that was sent last.
     is_divided : bool
         Whether every rank has at least one row.
+    is_variable : bool
+        Whether the program can change the value. A constant is sent once, and only used if it is divided.
     """
 
     def __init__(self, source: Any, axis: int) -> None:
         self.source, self._axis = source, axis
+        self.is_variable = isinstance(source, SharedVariable)
         self.n_rows, self.is_divided = 0, False
         lengths = list(retyped(source, free=(axis,)).shape)
         lengths.insert(0, lengths.pop(axis))
@@ -72,7 +75,7 @@ class Scattered:
             self._sent = value
 
     def __str__(self) -> str:
-        kind = "pm.Data" if isinstance(self.source, SharedVariable) else "constant"
+        kind = "pm.Data" if self.is_variable else "constant"
         return (
             f"{kind} {self.source.name!r}" if self.source.name else f"a {kind} of shape {_value_of(self.source).shape}"
         )
