@@ -107,7 +107,7 @@ def section(result: Result, folder: str) -> list[str]:
     for title, table in result.tables.items():
         lines += ["", f"{title}:", "", f"| {' | '.join(table['columns'])} |", "| ---: " * len(table["columns"]) + "|"]
         lines += [
-            f"| {' | '.join(str(n) if isinstance(n, int) else number(n) for n in row)} |" for row in table["rows"]
+            f"| {' | '.join(number(n) if isinstance(n, float) else str(n) for n in row)} |" for row in table["rows"]
         ]
     if result.groups:
         lines += ["", f"![{result.title}]({folder}/{result.name}.png)"]

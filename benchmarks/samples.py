@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,20 @@ def difference(minuend: Sample, subtrahend: Sample) -> Estimate:
     """Subtract the medians of two samples that were measured in turns."""
     rounds = np.subtract(minuend.medians, subtrahend.medians)
     return _estimate(minuend.median - subtrahend.median, rounds)
+
+
+def confidence(numerator: Sample, denominator: Sample) -> tuple[float, float]:
+    """Return bounds between which the median of the rounds' ratios lies with a probability of at least 95 %.
+
+    They are order statistics, whose ranks are quantiles of the binomial distribution. With fewer than six rounds, they
+    are the smallest and the largest ratio, and the probability is lower.
+    """
+    ratios = sorted(np.divide(numerator.medians, denominator.medians))
+    n, below, rank = len(ratios), 0.0, 0
+    while rank < n // 2 and below + math.comb(n, rank) / 2**n <= 0.025:
+        below += math.comb(n, rank) / 2**n
+        rank += 1
+    return float(ratios[max(0, rank - 1)]), float(ratios[n - max(1, rank)])
 
 
 def absolute(sample: Sample) -> Estimate:

@@ -15,7 +15,7 @@ from typing import Any, Callable
 Run = Callable[..., Sequence[float]]
 
 _PAUSE = 0.15  # seconds before a turn: idle threads of another contestant's OpenBLAS spin for 0.1
-_SECONDS, _LEAST, _MOST = 0.15, 3, 200  # duration of a turn, and its calls
+_SECONDS, _LEAST, _MOST = 0.15, 3, 200  # untimed part of a turn, and its calls; at most so many are timed
 
 
 def rank() -> int:
@@ -39,15 +39,18 @@ def timed(step: Callable[[], Any], steps: int, untimed: int = 1, before: Callabl
     return seconds[untimed:]
 
 
-def timed_turn(step: Callable[[], Any], n_calls: dict[Any, int], key: Any) -> list[float]:
-    """Pause, then return the seconds of each call; the number of calls is found once for each key of ``n_calls``."""
-    if key not in n_calls:
-        step()
-        start = time.perf_counter()
-        step()
-        n_calls[key] = round(min(max(_SECONDS / (time.perf_counter() - start), _LEAST), _MOST))
+def timed_turn(step: Callable[[], Any]) -> list[float]:
+    """Pause, make calls without timing them, then return the seconds of each of as many calls, or fewer.
+
+    After a pause, the host of a virtual machine may take some time until it has the cores where communication between
+    them is fast, as it is in a program that does not pause.
+    """
     time.sleep(_PAUSE)
-    return timed(step, n_calls[key], untimed=5)
+    start, n_calls = time.perf_counter(), 0
+    while n_calls < _LEAST or time.perf_counter() - start < _SECONDS:
+        step()
+        n_calls += 1
+    return timed(step, min(n_calls, _MOST), untimed=0)
 
 
 def compete(make: Callable[..., tuple[Run, dict[str, Any]]]) -> None:

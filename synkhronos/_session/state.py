@@ -152,7 +152,7 @@ class Session:
     # -- memory
 
     def private(self, values: Sequence[Any]) -> list[Any]:
-        """Return results of the controller, copied if they lie in the shared heap, so that the program can keep them."""
+        """Return results of the controller, copied if they are in the shared heap: the program may keep them."""
         return self.replica.heap.private(values)
 
     def stage(self, items: Sequence[Staged]) -> list[ArrayRef]:

@@ -6,6 +6,7 @@ import shutil
 import sys
 import textwrap
 
+import numpy as np
 import psutil
 import pytest
 from backend import theano_only
@@ -18,7 +19,7 @@ from benchmarks.harness import Contest
 from benchmarks.peers import missing
 from benchmarks.processes import Contestant, ContestantFailed
 from benchmarks.results import Result, load
-from benchmarks.samples import Estimate, Sample, absolute, difference, ratio
+from benchmarks.samples import Estimate, Sample, absolute, confidence, difference, ratio
 from synkhronos._utils.resources import processor
 
 CONTESTANT = """
@@ -72,6 +73,13 @@ def test_ratios_and_differences_are_of_medians_with_the_spread_of_the_rounds():
     slow, fast = Sample([[4, 4, 40], [6, 6, 6], [9, 9, 9]]), Sample([[2, 2, 2], [2, 2, 2], [3, 3, 3]])
     assert ratio(slow, fast) == Estimate(6 / 2, 2.5, 3)  # ratios of the rounds: 2, 3 and 3
     assert difference(slow, fast) == Estimate(4, 3, 5)  # differences of the rounds: 2, 4 and 6
+
+
+@pytest.mark.parametrize("n, rank", [(1, 1), (5, 1), (6, 1), (8, 1), (9, 2), (20, 6), (100, 40)])
+def test_bounds_of_a_median_ratio(n, rank):
+    """The ranks are those of published tables of the sign test at 5 %."""
+    ones, numbers = Sample([[1.0]] * n), np.random.RandomState(n).permutation(n) + 1.0
+    assert confidence(Sample([[number] for number in numbers]), ones) == (rank, n + 1 - rank)
 
 
 def test_contestants_have_turns_and_a_warm_up_that_does_not_count(contestant, tmp_path):

@@ -136,7 +136,7 @@ class ModelFunction:
                 one.send()
             if len({one.n_rows for one in self._data}) > 1:
                 return self._of_different_lengths(args, kwargs)
-            if not all([one.is_divided for one in self._variables]):
+            if not all(one.is_divided for one in self._variables):
                 return self._undivided()(*args, **kwargs)
         return self.exact(*args, **kwargs)
 
