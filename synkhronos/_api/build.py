@@ -101,6 +101,8 @@ def function(
     whole : dict, optional
         For exact functions: for each of ``sliceable_shareds``, an array or expression of the rows of all ranks. The
         controller needs it for the plan ``"controller"``, because it has its own rows of a scattered variable only.
+        Arrays are copied; expressions may use shared variables that are equal on all ranks. Scatter other rows only
+        together with such a variable's new value.
     **kwargs
         Keyword arguments of the backend's function, such as ``name`` and ``mode``.
 
@@ -176,8 +178,8 @@ def function(
             raise ValueError(f'random is {random!r}; expected "serial" or "own"')
         if plan not in (None, *PLANS):
             raise ValueError(f"plan is {plan!r}; expected {', '.join(map(repr, PLANS))} or None")
-        if whole is not None and {*whole} != {*graph.sliceable_shareds}:
-            raise ValueError("whole must have an entry for each of sliceable_shareds, and no others")
+        if whole is not None:
+            whole = _graph.expressions_of_all_rows(whole, graph.sliceable_shareds)
         divided = ShardedGraph(graph, for_backend, shard=shard, random=random, blocked=blocked)
         if divided.undivided:
             warn(
@@ -211,7 +213,7 @@ def function(
                 random=random,
                 blocked=blocked,
                 plan=plan,
-                whole=None if whole is None else {swap.get(var, var): value for var, value in whole.items()},
+                whole=None if whole is None or {*whole} & {*swap} else whole,  # the rows of others are not known
                 **{**kwargs, **options, "no_default_updates": True},
             )
 

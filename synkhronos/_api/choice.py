@@ -56,6 +56,9 @@ _STEPS = 4  # numbers of rows for which seconds are predicted, in each octave
 _MOST_ESTIMATES = 1000
 _CLEAR = 20  # times a command
 _SECONDS, _LEAST_CALLS, _MOST_CALLS = 0.05, 3, 50  # of the calls that are timed at one size
+#: Seconds of calls by rows that are not timed. When cores of a virtual machine were idle, its host may take so long
+#: until they are placed where messages between them are fast, as they are in a program that does not pause.
+_WARM_UP = 0.1
 _MOST_SECONDS = 1.0  # of a call at the larger number of rows
 _ADDRESS = re.compile("0x[0-9a-f]+")
 _KNOWN = (_backends.engine, "synkhronos", "pymc", "lasagne")  # packages whose operations have no effects
@@ -299,7 +302,8 @@ class Chooser:
                     for plan, points in times.items():
                         if plan == "rows" or not self._is_clear(times["rows"]):
                             call = by_plan(plan, values, batch)
-                            points.append([size, seconds_of(call, _SECONDS, _LEAST_CALLS, _MOST_CALLS)])
+                            warm_up = _WARM_UP if plan == "rows" else 0.0
+                            points.append([size, seconds_of(call, _SECONDS, _LEAST_CALLS, _MOST_CALLS, warm_up)])
         except MemoryError:
             self._may_be_timed = False  # in this program
             return
@@ -382,13 +386,17 @@ def _rounded(n_rows: int) -> int:
     return round(2 ** (round(_STEPS * math.log2(n_rows)) / _STEPS)) if n_rows else 0
 
 
-def seconds_of(call: Callable[[], Any], seconds: float, least: int, most: int) -> float:
+def seconds_of(call: Callable[[], Any], seconds: float, least: int, most: int, warm_up: float = 0.0) -> float:
     """Return the lower quartile of the seconds of some calls, because other programs only add to it.
 
     There are at least ``least`` calls, and more, up to ``most``, until they have taken ``seconds``. A first call is not
-    counted, because the backend may compile then. One call is enough if it takes more than `_MOST_SECONDS`.
+    counted, because the backend may compile then, and neither are more calls until ``warm_up`` seconds have passed. One
+    call is enough if it takes more than `_MOST_SECONDS`.
     """
+    begin = time.perf_counter()
     call()
+    while time.perf_counter() - begin < warm_up:
+        call()
     found: list[float] = []
     while len(found) < least or (sum(found) < seconds and len(found) < most):
         start = time.perf_counter()

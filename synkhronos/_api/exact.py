@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
@@ -22,10 +21,11 @@ from synkhronos._processes import FUNCTION
 from synkhronos._rank import Call
 from synkhronos._session import Place, Session, Updates, current
 from synkhronos._sharding import ShardedGraph, rules  # noqa: F401 - the rules register themselves
+from synkhronos._utils.interrupts import new_lock
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
 
-_measuring = threading.RLock()
+_measuring = new_lock()
 
 _Run = Callable[[list[Any]], list[Any]]
 
@@ -87,7 +87,7 @@ class ExactFunction(Function):
         # rounded
         alike = dict.fromkeys((var for var, _ in divided.updates), "max")
         serial = _graph_on_controller(user, divided, whole, session)
-        alone = None if serial is None else _OnController(serial, self._inputs, self.get_shared)
+        alone = None if serial is None else _OnController(serial, self._inputs, self.get_shared, whole or {})
         if plan == "controller" and alone is None:
             raise ValueError(
                 'plan is "controller", but the controller alone does not have all data: the function computes on GPUs, '
@@ -98,7 +98,8 @@ class ExactFunction(Function):
         self._planner: _ExactPlanner = _ExactPlanner(
             divided, results, self._collectives, alike, session.on_gpu, plan=plan, alone=alone, chooser=chooser
         )
-        self._common = [var for var in self.get_shared() if var not in divided.own_states]
+        self._common = [var for var in self._variables() if var not in divided.own_states]
+        self._shapes: list[Any] = []  # of their values
         self._syncs = tuple([_graph.sync_of(var.container) for var in self._common])
 
     @property
@@ -169,16 +170,24 @@ class ExactFunction(Function):
 
         return run
 
+    def _variables(self) -> list[Any]:
+        """Return the shared variables of all plans."""
+        of_whole = [] if self._whole is None else _graph.shared_leaves(self._whole.values())
+        return list(dict.fromkeys([*self.get_shared(), *of_whole]))
+
     def join(self, session: Session) -> bool:
         """Register the function with a session; see `Function.join`."""
         is_new = self._session is None or self._session() is not session
         can = super().join(session)
         if can and is_new:
-            self._repetition = None
+            self._forget_plans()
             if self._alone is not None:
                 self._alone.ready.clear()
-            self._plans = ChosenPlans(MOST_PLANS, self._prefers_controller, self._latest)
         return can
+
+    def _forget_plans(self) -> None:
+        self._repetition = None
+        self._plans = ChosenPlans(MOST_PLANS, self._prefers_controller, self._latest)
 
     def _note_call(self, session: Session, call: ControllerCall, arrays: Sequence[Any], single: bool) -> None:
         assert self._alone is not None
@@ -269,6 +278,10 @@ class ExactFunction(Function):
             session.stale.add(there)
             for sync, value in zip(self._syncs, values):
                 sync.sent = value
+            shapes = [getattr(value, "shape", None) for value in values]
+            if shapes != self._shapes:  # the faster plan may be another one
+                self._forget_plans()
+                self._shapes = shapes
 
     def _not_sent(self, session: Session) -> list[Any]:
         """Return variables that the program has set on the controller since the other ranks got their values.
@@ -340,13 +353,26 @@ class _OnController:
         The inputs, with the axes of their rows.
     shared : callable
         Returns the function's shared variables.
+    whole : dict
+        For each sliceable variable, an expression of all rows.
     """
 
-    def __init__(self, user: Graph, specs: Sequence[Input], shared: Callable[[], list[Any]]) -> None:
+    def __init__(
+        self, user: Graph, specs: Sequence[Input], shared: Callable[[], list[Any]], whole: Mapping[Any, Any]
+    ) -> None:
         self._user, self._specs, self._shared = user, specs, shared
+        self._n_rows = {var: _graph.length_of(value) for var, value in whole.items()}
         self._functions: dict[Any, tuple[_Run, list[Any]]] = {}
         #: Functions with their updated variables, by subset, in this session.
         self.ready: dict[Any, tuple[_Run, Updates]] = {}
+
+    def check_rows(self, n_rows: int) -> None:
+        """Raise `ValueError` if an expression of all rows has another number of rows than the ranks together."""
+        for var, count in self._n_rows.items():
+            if count() != n_rows:
+                raise ValueError(
+                    f"whole has {count()} rows of {var}, and the ranks have {n_rows}; expected equal numbers of rows"
+                )
 
     def compute(self, subset: tuple[int, ...] | None, session: Session, values: Sequence[Any], batch: Any) -> list[Any]:
         """Compute outputs and updates from all rows of the call; return the outputs, or a subset of them."""
@@ -489,6 +515,10 @@ class _ExactPlanner(Planner):
         fits = num_slices == 1 and rows is None and not session.sequencer.place
         fits = fits and (inputs.shares is None or any(inputs.counts))
         self.latest, kind = None, self.pinned or self._plan or session.plan
+        if self._graph.sliceable_shareds:  # before the choice, on which errors should not depend
+            inputs = self._follow_rows(session, inputs, rows)
+            if self._alone is not None and kind != "rows" and rows is None:
+                self._alone.check_rows(sum(inputs.counts))
         needs_ranks = not session.is_on_one_node or self._graph.checks_shapes
         if self._alone is None or not fits or (kind == "auto" and needs_ranks):
             kind = "rows"
@@ -507,8 +537,6 @@ class _ExactPlanner(Planner):
             num_slices = 1  # same results; the checks gather inputs first, so the graph cannot be cut for slices
         if num_slices > 1:
             self._graph.check_slices()
-        if self._graph.sliceable_shareds:
-            inputs = self._follow_rows(session, inputs, rows)
         call, refs = super().plan(session, distributed, inputs, rows, num_slices, subset)
         assert isinstance(call, Call)
         if not self._graph.takes_rows:

@@ -137,6 +137,10 @@ class Function:
         """
         return _graph.shared_variables_of(self._theano)
 
+    def _variables(self) -> list[Any]:
+        """Return the shared variables whose scattering is checked."""
+        return self.get_shared()
+
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain function of Theano or PyTensor, in the controller only, on the unsharded inputs.
 
@@ -298,7 +302,7 @@ class Function:
                     f"{self!r} was built on GPUs, and this session computes on CPU cores; build it again"
                 )
             if session.replica_check.n_changes != self._n_changes:
-                self._checks.check_variables(session, self.name, session.replica_check.scattered(self.get_shared()))
+                self._checks.check_variables(session, self.name, session.replica_check.scattered(self._variables()))
                 self._n_changes = session.replica_check.n_changes
             call, signature, plan, expected, on_ranks = None, None, None, None, None
             if self._graph.sliceable_shareds:

@@ -2,7 +2,15 @@
 
 from synkhronos._graph.definitions import Definitions
 from synkhronos._graph.fast_call import are_of_kinds, run_function, variables_used
-from synkhronos._graph.graph import Graph, Variant, default_of, pairs_of
+from synkhronos._graph.graph import (
+    Graph,
+    Variant,
+    default_of,
+    expressions_of_all_rows,
+    length_of,
+    pairs_of,
+    shared_leaves,
+)
 from synkhronos._graph.pickling import Bundle, Unpacked, bytes_variable, claim_stream, dump, load
 from synkhronos._graph.pickling import pack_values as pack
 from synkhronos._graph.shared_variables import (

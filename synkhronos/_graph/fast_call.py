@@ -20,7 +20,7 @@ from synkhronos._backends import ancestors, running_parts
 from synkhronos._graph.shared_variables import call_on_rank, syncs_of
 from synkhronos._native import native
 from synkhronos._native.native import are_of_kinds  # noqa: F401 - for other folders
-from synkhronos._utils.interrupts import Background, deferred_interrupts, handle_interrupts
+from synkhronos._utils.interrupts import Background, deferred_interrupts, handle_interrupts, new_lock
 
 _Result = TypeVar("_Result")
 _STACK_BYTES = 512 * 1024 * 1024  # address space; memory is used only as the recursion needs it
@@ -28,7 +28,7 @@ _RECURSION_LIMIT = 1_000_000
 _SECONDS = 0.05  # interval of checks for signals
 
 # Both settings are process-wide: the first of concurrent calls raises the limit, the last one restores it.
-_settings = threading.Lock()
+_settings = new_lock()
 _limits: list[int] = []
 
 

@@ -12,14 +12,18 @@ Each variant is compiled when it is first needed:
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
 
 from synkhronos._backends import (
     TAKES_SUBSETS,
     TITLE,
+    Constant,
     Container,
     In,
     T,
@@ -41,6 +45,7 @@ from synkhronos._graph.pickling import Unpacked, bytes_variable
 from synkhronos._graph.pickling import pack_values as pack
 from synkhronos._graph.shared_variables import (
     describe,
+    get_array,
     is_host_variable,
     is_shared_variable,
     is_tensor_variable,
@@ -122,6 +127,47 @@ def check_givens(ins: Sequence[Any], givens: Sequence[tuple[Any, Any]]) -> None:
                 f"givens has {old}, an input of the function, which cannot be replaced; make the new one an input in "
                 "its place, as in function([y], f(x), givens={x: g(y)})"
             )
+
+
+def shared_leaves(expressions: Iterable[Any]) -> list[Any]:
+    """Return the shared variables on which expressions depend."""
+    return [one for one in ancestors(list(expressions)) if is_shared_variable(one)]
+
+
+def expressions_of_all_rows(whole: Mapping[Any, Any], variables: Sequence[Any]) -> dict[Any, Any]:
+    """Check the argument ``whole`` of a function with sliceable shared variables; return it with copies of arrays."""
+    if {*whole} != {*variables}:
+        raise ValueError("whole must have an entry for each of sliceable_shareds, and no others")
+    found = {}
+    for var, given in whole.items():
+        value = found[var] = T.as_tensor_variable(np.array(given) if isinstance(given, np.ndarray) else given)
+        if value.ndim != var.ndim:
+            raise ValueError(f"whole has {value.ndim} dimensions for {var}; expected {var.ndim}")
+        own = [one for one in shared_leaves([value]) if one in variables]
+        if own:
+            raise ValueError(
+                f"whole has the rows of {var} from {own[0]}, of which the controller has its own rows only; pass the "
+                "array of all rows, or an expression of variables that are equal on all ranks"
+            )
+    return found
+
+
+def length_of(value: Any) -> Callable[[], int]:
+    """Return a callable that returns the present length of an expression along axis 0."""
+    axis = 0
+    while value.owner is not None and isinstance(value.owner.op, ops.DimShuffle):
+        order = value.owner.op.new_order
+        if order[axis] == "x":
+            break
+        axis, value = order[axis], value.owner.inputs[0]
+    if isinstance(value, Constant) or is_shared_variable(value):
+        return lambda: (value.data if isinstance(value, Constant) else get_array(value)).shape[axis]
+
+    @functools.lru_cache(maxsize=1)
+    def function() -> Any:
+        return compile_function([], value.shape[axis])
+
+    return lambda: int(function()())
 
 
 def check_arguments(ins: Sequence[Any], n_scattered: int, sliceable_shareds: Sequence[Any]) -> None:
@@ -297,7 +343,7 @@ class Graph:
         """
         if self._whole is not None:
             return self._whole
-        self._whole = made = self.part(*self._replaced({var: T.as_tensor_variable(one) for var, one in whole.items()}))
+        self._whole = made = self.part(*self._replaced(whole))
         made.sliceable_shareds = []
         return made
 

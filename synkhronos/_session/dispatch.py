@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import logging
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any, Callable, Protocol
 
@@ -15,7 +14,7 @@ from synkhronos._processes import Timeline, log
 from synkhronos._rank import MOST_CACHED_BYTES, Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
 from synkhronos._session.diagnostics import BROKEN, LOST, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
-from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
+from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass, new_lock
 from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
@@ -121,7 +120,7 @@ class Dispatcher:
         timeout: float | None,
         restore: Callable[[tuple[int, ...]], list[Any]] | None,
     ) -> None:
-        self.lock = threading.RLock()
+        self.lock = new_lock()
         self.state = State.USABLE
         self._cause = ""  # message: why the session is broken
         self._n_forks = _n_forks

@@ -9,7 +9,6 @@ import logging
 import math
 import os
 import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -25,14 +24,14 @@ from synkhronos._session.diagnostics import check_cores, check_threads, warn
 from synkhronos._session.dispatch import BUSY
 from synkhronos._session.profiles import Profile, Serial, begin, finish
 from synkhronos._session.state import Session
-from synkhronos._utils.interrupts import collect_garbage
+from synkhronos._utils.interrupts import collect_garbage, new_lock
 from synkhronos.errors import SessionError
 
 _logger = logging.getLogger("synkhronos")
 _session: Session | None = None
 _measured: Profile | None = None  # the profile of the entire session, if requested by `fork(profile=)`
 _ends = False  # whether the session was closed at exit; `__del__` methods may still call `close` after that
-_lock = threading.RLock()
+_lock = new_lock()
 #: Who computes an exact function: every rank its rows, or the controller all rows; or the cost model chooses.
 PLANS = ("auto", "rows", "controller")
 _FRAMES = 220  # upper limit of the stack frames that `fork` and `close` need, mostly in `Dispatcher.issue`

@@ -92,7 +92,7 @@ class Session:
             self.check_usable = self._dispatcher.check_usable
             # `threading.Condition` uses this method of RLock, too. A count of this package's own would be wrong if a
             # signal handler raised an exception between taking the lock and counting.
-            self.in_a_call: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
+            self.in_a_call: Callable[[], bool] = self.lock._is_owned
             self.flush()  # raises unless every worker has started
             if self.on_gpu:
                 names = devices if nodes is None else nodes.names

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from synkhronos._rank import Command, InOrder, summarize
+from synkhronos._utils.interrupts import new_lock
 from synkhronos.errors import SessionError, WorkerError
 
 if TYPE_CHECKING:
@@ -181,14 +182,14 @@ class Sequencer:
     ----------
     recorder : Recorder or None
         Recorder of the open sequence, if any.
-    one_at_a_time : threading.RLock
+    one_at_a_time : reentrant lock
         Held by the thread that records a sequence. Reentrant, because a signal handler in that thread may acquire it
         again.
     """
 
     def __init__(self, session: Session) -> None:
         self.recorder: Recorder | None = None
-        self.one_at_a_time = threading.RLock()
+        self.one_at_a_time = new_lock()
         self._session = session
 
     @property

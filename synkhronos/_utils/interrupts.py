@@ -10,6 +10,8 @@ should free leaks. Therefore no Python code runs when an object is finalized. C 
 a key as an attribute, to a queue. Other code reads the queue later, and frees the memory.
 
 `Background` runs a function in a thread that can be waited for and stopped, safely under signal handlers.
+
+`new_lock` makes locks that a process forked by another thread can acquire.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import os
 import sys
 import threading
 import traceback
@@ -32,6 +35,25 @@ from synkhronos._native import native
 _NUMBERS = range(1, _signal.NSIG)
 
 _FRAMES = 50  # more than the depth of nested calls in any block
+
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def new_lock() -> Any:
+    """Return a `threading.RLock`; after a fork, the new process can acquire it even if another thread held it."""
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
+
+
+def _release_locks() -> None:
+    """Release the locks of threads that do not exist in this process, which another thread has forked."""
+    for lock in _locks:
+        if not lock._is_owned():
+            lock._at_fork_reinit()
+
+
+os.register_at_fork(after_in_child=_release_locks)
 
 # State of the main thread: depth of nested blocks, the program's handlers that `_note` replaces, and pending signals.
 _depth = 0

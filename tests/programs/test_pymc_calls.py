@@ -13,6 +13,7 @@ pm = pytest.importorskip("pymc", reason="PyMC is not installed")
 
 import xarray as xr  # noqa: E402
 
+import synkhronos as synk  # noqa: E402
 from synkhronos.extensions.pymc import parallel  # noqa: E402
 
 N = 70
@@ -81,6 +82,26 @@ def posterior():
 def set_rows(n):
     coords = {"obs": np.arange(n)}
     pm.set_data({"x": X[:n], "groups": GROUPS[:n], "observed": Y[:n]}, coords=coords)
+
+
+def three_rows():
+    pm.Normal("y", pm.Normal("a"), pm.HalfNormal("s"), observed=Y[:3])
+
+
+@pytest.mark.parametrize("build", [line, hierarchical, three_rows])
+def test_functions_in_later_sessions(no_session, build):
+    """Later sessions do not have the data yet; one of them may have more ranks than there are rows."""
+    model = model_of(build)
+    point = point_of(model)
+    right = model.compile_logp()(point)
+    with synk.session(2):
+        with parallel(model):
+            function = model.compile_logp()
+        np.testing.assert_allclose(function(point), right, rtol=1e-12)
+    for n_ranks, plan in ((2, "rows"), (3, "controller"), (1, "auto"), (5, "rows"), (2, "auto")):
+        with synk.session(n_ranks, plan=plan):
+            for _ in range(3):
+                np.testing.assert_allclose(function(point), right, rtol=1e-12)
 
 
 CALLS = {}

@@ -50,6 +50,45 @@ class TestChildren:
         process.join()
         assert process.exitcode == 0
 
+    @pytest.mark.parametrize("plan", ["rows", "controller"])
+    def test_a_fork_while_another_thread_is_in_a_call(self, plan):
+        """The thread holds the session's lock, but does not exist in the child."""
+        out, _ = run_script(
+            f"""
+            import os, threading
+            synk.fork(2)
+            x = T.dmatrix("x")
+            f = synk.function([x], T.exp(x).sum(), exact=True, plan="{plan}")
+            rows = np.ones((300, 100))
+            f(rows), f(rows)
+            ended, in_calls = threading.Event(), threading.Event()
+
+            def run():
+                while not ended.is_set():
+                    f(rows)
+                    in_calls.set()
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            in_calls.wait()
+            for _ in range(10):
+                pid = os.fork()
+                if not pid:
+                    n_refused = 0
+                    for call in (lambda: f(rows), synk.distribute, lambda: synk.function([x], x.sum())(rows)):
+                        try:
+                            call()
+                        except synk.SessionError as error:
+                            n_refused += "forked from the controller" in str(error)
+                    os._exit(n_refused)
+                assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+            ended.set()
+            thread.join()
+            print(np.isclose(f(rows), np.exp(rows).sum()))
+            """
+        )
+        assert out.split() == ["True"]
+
     @pytest.mark.parametrize("ending", ["os._exit", "sys.exit"])
     def test_os_fork(self, ending):
         out, _ = run_script(

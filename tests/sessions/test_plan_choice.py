@@ -264,10 +264,98 @@ def test_what_is_refused_with_whole(automatic):
     for whole in ({}, {part: values(4), other: values(4)}, {other: values(4)}):
         with pytest.raises(ValueError, match="an entry for each of sliceable_shareds"):
             synk.function([], part.sum(), sliceable_shareds=[part], exact=True, whole=whole)
+    with pytest.raises(ValueError, match="whole has 1 dimensions for part; expected 2"):
+        synk.function([], part.sum(), sliceable_shareds=[part], exact=True, whole={part: values(4)[0]})
+    for own in (part, 2 * other):
+        whole, variables = {part: own, other: values(4)}, [part, other]
+        with pytest.raises(ValueError, match=r"whole has the rows of part from (part|other), of which the controller"):
+            synk.function([], part.sum() + other.sum(), sliceable_shareds=variables, exact=True, whole=whole)
     with pytest.raises(ValueError, match="exact=True"):
         synk.function([], part.sum(), sliceable_shareds=[part], whole={part: values(4)})
     with pytest.raises(ValueError, match="all data"):
         synk.function([], part.sum(), sliceable_shareds=[part], exact=True, plan="controller")
+
+
+def summed_parts(plan, whole, **options):
+    """Return a variable with the scattered rows of `values(11)`, and a function of the sum of its columns."""
+    part = theano.shared(np.zeros((0, 3)), "part")
+    synk.scatter(part, values(11))
+    options = {"sliceable_shareds": [part], "whole": {part: whole}, "plan": plan, **options}
+    return part, synk.function([], part.sum(axis=0), exact=True, **options)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.parametrize("plan", ["controller", "auto"])
+def test_other_rows_than_the_controller_was_told(automatic, n_ranks, plan):
+    """The result is that of the scattered rows, or an error; also after calls on the short path."""
+    automatic(n_ranks)
+    rows = theano.shared(values(11), "rows")
+    wholes = {"variable": rows, "transposed": theano.shared(values(11).T.copy(), "columns").T, "computed": rows + 0.0}
+    for whole in wholes.values():
+        part, function = summed_parts(plan, whole)
+        for _ in range(4):
+            close(function(), values(11).sum(axis=0))
+        synk.scatter(part, values(20))
+        with pytest.raises(ValueError, match="whole has 11 rows of part, and the ranks have 20"):
+            function()
+    part, function = summed_parts(plan, rows)
+    for _ in range(4):
+        function()
+    rows.set_value(values(20))
+    with pytest.raises(ValueError, match="whole has 20 rows of part, and the ranks have 11"):
+        function()
+    synk.scatter(part, values(20))
+    close(function(), values(20).sum(axis=0))
+    if n_ranks > 1:
+        synk.scatter(rows, values(20))
+        with pytest.raises(ValueError, match="rows was scattered; expected a variable that is equal on all ranks"):
+            function()
+    x = T.dmatrix("x")
+    function = synk.function(
+        [x], (x + part).sum(), sliceable_shareds=[part], whole={part: values(20)}, exact=True, plan=plan
+    )
+    with pytest.raises(ValueError, match="the scattered inputs have 7 rows, and part 20"):
+        function(values(7))
+
+
+def test_an_array_of_all_rows_is_copied(automatic):
+    automatic(2)
+    whole = values(11)
+    _, function = summed_parts("controller", whole)
+    whole[:] = 0
+    close(function(), values(11).sum(axis=0))
+
+
+def test_a_copy_with_other_rows(automatic):
+    """The controller does not know the rows of another variable."""
+    automatic(2)
+    part, function = summed_parts(None, values(11))
+    function()
+    other = theano.shared(np.zeros((0, 3)), "other")
+    synk.scatter(other, 5 * values(11))
+    again = function.copy(swap={part: other})
+    for _ in range(3):
+        close(again(), 5 * values(11).sum(axis=0))
+        close(function(), values(11).sum(axis=0))
+    _, function = summed_parts("controller", values(11))
+    with pytest.raises(ValueError, match="the controller alone does not have all data"):
+        function.copy(swap={function._graph.sliceable_shareds[0]: other})
+
+
+def test_a_variable_of_another_shape_is_another_choice(automatic, monkeypatch):
+    automatic(2)
+    submitted, usual = [], held().submit
+    monkeypatch.setattr(held(), "submit", lambda *args, **options: submitted.append(args) or usual(*args, **options))
+    data = theano.shared(values(8), "data")
+    x = data[:]
+    function = synk.function([], T.exp(x).sum(), shard={x: 0}, exact=True)
+    for n_rows, n_commands in ((8, 0), (40_000, 4), (8, 0)):
+        submitted.clear()
+        data.set_value(values(n_rows))
+        for _ in range(4):
+            close(function(), np.exp(values(n_rows)).sum())
+        assert len(submitted) == n_commands
+    assert len(function.partition.plans) == 2
 
 
 def test_calls_that_have_no_choice(automatic):

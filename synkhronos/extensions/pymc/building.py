@@ -116,7 +116,7 @@ class ModelFunction:
 
     def __init__(self, exact: Any, data: Sequence[Scattered], build_undivided: Callable[[], Any]) -> None:
         self.exact, self._data, self._n_forks = exact, data, _n_forks
-        self._variables = [one for one in data if one.is_variable]
+        self._checked = [one for one in data if one.is_variable]
         self._build_undivided, self._built = build_undivided, None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -131,14 +131,21 @@ class ModelFunction:
         """
         if self._n_forks != _n_forks:
             raise synkhronos.SessionError(ONE_CORE)
-        if self._variables:
-            for one in self._variables:
+        if self._checked:
+            for one in self._checked:
                 one.send()
             if len({one.n_rows for one in self._data}) > 1:
                 return self._of_different_lengths(args, kwargs)
-            if not all(one.is_divided for one in self._variables):
+            if not all(one.is_divided for one in self._checked):
                 return self._undivided()(*args, **kwargs)
-        return self.exact(*args, **kwargs)
+        try:
+            return self.exact(*args, **kwargs)
+        except ValueError:  # a new session does not have the data; other errors are raised again
+            self._checked = list(self._data)  # there may be more ranks now than constants have rows
+            for one in self._checked:
+                one.scatter()
+        function = self.exact if all(one.is_divided for one in self._data) else self._undivided()
+        return function(*args, **kwargs)
 
     def copy(self, *args: Any, **kwargs: Any) -> ModelFunction:
         """Copy the function, with the arguments of PyTensor's ``Function.copy``."""

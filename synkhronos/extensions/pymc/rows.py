@@ -48,7 +48,7 @@ class Scattered:
     is_divided : bool
         Whether every rank has at least one row.
     is_variable : bool
-        Whether the program can change the value. A constant is sent once, and only used if it is divided.
+        Whether the program can change the value. A constant is only used if it is divided, and sent once a session.
     """
 
     def __init__(self, source: Any, axis: int) -> None:
@@ -67,12 +67,16 @@ class Scattered:
 
     def send(self) -> None:
         """Scatter the current value, unless the ranks have it already."""
+        if _value_of(self.source) is not self._sent:
+            self.scatter()
+
+    def scatter(self) -> None:
+        """Scatter the current value."""
         value = _value_of(self.source)
-        if value is not self._sent:
-            synkhronos.scatter(self.variable, np.moveaxis(value, self._axis, 0))  # a view, for restart_workers
-            on_ranks = synkhronos.get_lengths(self.variable)
-            self.n_rows, self.is_divided = int(sum(on_ranks)), all(on_ranks)
-            self._sent = value
+        synkhronos.scatter(self.variable, np.moveaxis(value, self._axis, 0))  # a view, for restart_workers
+        on_ranks = synkhronos.get_lengths(self.variable)
+        self.n_rows, self.is_divided = int(sum(on_ranks)), all(on_ranks)
+        self._sent = value
 
     def __str__(self) -> str:
         kind = "pm.Data" if self.is_variable else "constant"
