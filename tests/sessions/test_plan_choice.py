@@ -286,7 +286,7 @@ def summed_parts(plan, whole, **options):
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
 @pytest.mark.parametrize("plan", ["controller", "auto"])
-def test_other_rows_than_the_controller_was_told(automatic, n_ranks, plan):
+def test_other_rows_than_those_of_the_ranks(automatic, n_ranks, plan):
     """The result is that of the scattered rows, or an error; also after calls on the short path."""
     automatic(n_ranks)
     rows = theano.shared(values(11), "rows")
