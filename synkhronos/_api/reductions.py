@@ -85,7 +85,7 @@ def reduce(shared_vars: Variables, op: Reduction = "avg", in_place: bool = True,
             _submit(session, "reduce", rest, Reduce(session.keys(rest), op, True))
         elif rest:
             results = _run(session, "reduce", rest, Reduce(session.keys(rest), op, False))[session.master_rank]
-            reduced.update(zip(rest, map(session.private, results)))
+            reduced.update(zip(rest, session.private(results)))
         if not in_place:
             return like(shared_vars, [to_host(reduced[var]) for var in variables])
         for var in direct:

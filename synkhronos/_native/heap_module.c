@@ -192,12 +192,13 @@ static PyObject *offset(Heap *self, PyObject *array)
 
 static PyObject *private_(Heap *self, PyObject *values)
 {
-    PyObject *items = PySequence_Fast(values, "expected a sequence");
-    if (items == NULL)
+    if (!PyList_Check(values) && !PyTuple_Check(values)) { /* an array would give its rows */
+        PyErr_Format(PyExc_TypeError, "expected a list or tuple of values; got %R", Py_TYPE(values));
         return NULL;
-    PyObject *found = PyList_New(PySequence_Fast_GET_SIZE(items));
+    }
+    PyObject *found = PyList_New(PySequence_Fast_GET_SIZE(values));
     for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(found); i++) {
-        PyObject *value = PySequence_Fast_GET_ITEM(items, i);
+        PyObject *value = PySequence_Fast_GET_ITEM(values, i);
         if (PyArray_Check(value) && offset_of(self, (PyArrayObject *)value) >= 0)
             value = PyArray_NewCopy((PyArrayObject *)value, NPY_CORDER);
         else
@@ -207,7 +208,6 @@ static PyObject *private_(Heap *self, PyObject *values)
         else
             PyList_SET_ITEM(found, i, value);
     }
-    Py_DECREF(items);
     return found;
 }
 

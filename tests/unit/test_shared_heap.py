@@ -192,8 +192,9 @@ def test_copies_for_the_program(made):
         assert made.heap.offset(one) is None and not np.shares_memory(one, value)
         assert np.array_equal(one, value) and one.flags.c_contiguous and one.flags.owndata
     assert made.heap.private([]) == []
-    with pytest.raises(TypeError, match="expected a sequence"):
-        made.heap.private(array.flat[0])
+    for wrong in (array, array[0, 0], None):
+        with pytest.raises(TypeError, match="expected a list or tuple"):
+            made.heap.private(wrong)
 
 
 def test_where_arrays_lie(made):
