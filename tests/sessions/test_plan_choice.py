@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import types
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from scripts import run_script
 
 import synkhronos as synk
 from synkhronos._api.calibration import name_of_machine
+from synkhronos._api.choice import seconds_of
 from synkhronos._costs import Curve, Estimate, Grid, Machine, Rates, Store
 from synkhronos._graph import Graph
 from synkhronos._session import held
@@ -356,6 +358,15 @@ def test_a_variable_of_another_shape_is_another_choice(automatic, monkeypatch):
             close(function(), np.exp(values(n_rows)).sum())
         assert len(submitted) == n_commands
     assert len(function.partition.plans) == 2
+
+
+@pytest.mark.parametrize("warm_up, seconds, n_calls", [(0.0, 0.02, 1 + 3), (0.1, 0.001, 1 + 4 + 50)])
+def test_the_first_calls_are_not_timed(monkeypatch, warm_up, seconds, n_calls):
+    now, durations = [0.0], [0.03, *[0.02] * 4, *[0.001] * 50]
+    monkeypatch.setattr("synkhronos._api.choice.time", types.SimpleNamespace(perf_counter=lambda: now[-1]))
+    found = seconds_of(lambda: now.append(now[-1] + durations[len(now) - 1]), 0.05, 3, 50, warm_up)
+    assert found == pytest.approx(seconds)
+    assert len(now) - 1 == n_calls
 
 
 def test_calls_that_have_no_choice(automatic):
