@@ -177,7 +177,8 @@ class Chooser:
             part = n_rows / max(1, sum(inputs.counts)) if self._resizes else 1
             staged = sum([value.nbytes for value in arrays]) * part
             rows = seconds_by_rows(share.work, share.exchange._replace(staged=staged), machine)
-            return rows, seconds_on_controller(everything.work, machine)
+            n_threads = session.replica.thread_limits.most_threads
+            return rows, seconds_on_controller(everything.work, machine, n_threads)
         except Exception as error:  # the model must not end a program, which may have graphs of any kind
             let_interrupts_pass(error)
             _logger.debug("cannot predict the seconds of %s: %r", self._compiled, error)

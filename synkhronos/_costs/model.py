@@ -33,6 +33,8 @@ class Work(NamedTuple):
     products : tuple of Product
     passes : tuple of float
         Bytes that each elementwise operation, sum or copy reads and writes.
+    divided : tuple of float
+        Bytes of further elementwise operations, which threads divide if the controller computes alone.
     special : float
         Elements of exponential functions, logarithms and the like.
     n_nodes : int
@@ -43,6 +45,7 @@ class Work(NamedTuple):
 
     products: tuple[Product, ...] = ()
     passes: tuple[float, ...] = ()
+    divided: tuple[float, ...] = ()
     special: float = 0.0
     n_nodes: int = 0
     unknown: tuple[str, ...] = ()
@@ -187,12 +190,13 @@ class Machine(NamedTuple):
 
 
 def seconds_of_work(work: Work, rates: Rates) -> float:
-    """Return the seconds in which a process computes."""
+    """Return the seconds in which one thread of a process computes."""
     products = sum(one.times * rates.products[one.dtype].at(one) for one in work.products)
-    return products + sum(map(rates.passes.at, work.passes)) + work.special * rates.special + work.n_nodes * rates.node
+    passes = sum(map(rates.passes.at, (*work.passes, *work.divided)))
+    return products + passes + work.special * rates.special + work.n_nodes * rates.node
 
 
-def seconds_on_controller(work: Work, machine: Machine) -> float:
+def seconds_on_controller(work: Work, machine: Machine, n_threads: int) -> float:
     """Return the seconds of a call that the controller computes alone.
 
     Parameters
@@ -200,8 +204,11 @@ def seconds_on_controller(work: Work, machine: Machine) -> float:
     work : Work
         For all rows.
     machine : Machine
+    n_threads : int
+        Number of threads that divide operations; each is as fast as a rank while all ranks compute.
     """
-    return machine.call + seconds_of_work(work, machine.alone)
+    divided = sum(machine.together.passes.at(n_bytes / n_threads) for n_bytes in work.divided)
+    return machine.call + seconds_of_work(work._replace(divided=()), machine.alone) + divided
 
 
 def seconds_by_rows(work: Work, exchange: Exchange, machine: Machine) -> float:

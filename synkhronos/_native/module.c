@@ -166,8 +166,8 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit_native(void)
 {
-    static PyMethodDef *const others[] = {synkhronos_blas_functions, synkhronos_call_functions, synkhronos_heap_functions,
-                                          synkhronos_process_functions, synkhronos_reduction_functions};
+    static PyMethodDef *const others[] = {synkhronos_call_functions, synkhronos_heap_functions, synkhronos_process_functions,
+                                          synkhronos_reduction_functions, synkhronos_thread_functions};
     static PyTypeObject *const types[] = {&CollectivesType, &DescriptorType, &FastCallType,
                                           &HeapType, &ReductionType, &SentValueType, &SyncType};
     import_array();
@@ -178,6 +178,11 @@ PyMODINIT_FUNC PyInit_native(void)
                  || PyModule_AddIntConstant(module, "SMALLEST_BLOCK", HEAP_SMALLEST_BLOCK);
     for (size_t i = 0; !failed && i < sizeof others / sizeof others[0]; i++)
         failed = PyModule_AddFunctions(module, others[i]);
+    PyObject *threads = failed ? NULL : PyCapsule_New((void *)&synkhronos_threads, SYNKHRONOS_THREADS_NAME, NULL);
+    if (threads == NULL || PyModule_AddObject(module, "threads", threads) < 0) {
+        failed = 1;
+        Py_XDECREF(threads);
+    }
     for (size_t i = 0; !failed && i < sizeof types / sizeof types[0]; i++)
         failed = PyModule_AddType(module, types[i]);
     if (failed)

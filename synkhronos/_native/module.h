@@ -18,10 +18,11 @@
 #include "heap.h"
 #include "reductions.h"
 #include "sync.h"
+#include "threads.h"
 
 /* Functions of the module that *_module.c files define, which PyInit_native adds. */
-extern PyMethodDef synkhronos_blas_functions[], synkhronos_call_functions[], synkhronos_heap_functions[],
-    synkhronos_process_functions[], synkhronos_reduction_functions[];
+extern PyMethodDef synkhronos_call_functions[], synkhronos_heap_functions[], synkhronos_process_functions[],
+    synkhronos_reduction_functions[], synkhronos_thread_functions[];
 
 /* Types of the module; native.pyi describes them. */
 extern PyTypeObject CollectivesType, DescriptorType, FastCallType, HeapType, ReductionType, SentValueType,

@@ -9,7 +9,10 @@ from typing_extensions import Self
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
-# -- blas_threads.c
+# -- threads.c
+
+#: Pointer to the `synkhronos_threads` of threads.h, by which C++ code of other modules uses the threads.
+threads: Final[object]
 
 def serve_blas(address: int, n_threads: int, /) -> bool:
     """Run the threads of an OpenBLAS library in this process, until `end_blas`; return whether that is possible.
@@ -24,8 +27,11 @@ def serve_blas(address: int, n_threads: int, /) -> bool:
         The most threads that the library will use.
     """
 
-def rest_blas(rests: bool, /) -> None:
-    """Let threads without work sleep at once (``True``), or spin for 1 ms before they sleep."""
+def use_threads(n: int, /) -> None:
+    """Set how many threads, of those that `serve_blas` has started, may compute parts of a product or of an update.
+
+    Threads without work spin for 1 ms before they sleep. If ``n`` is 1, they sleep at once.
+    """
 
 def end_blas() -> None:
     """End the threads; the libraries use their own again."""

@@ -146,16 +146,16 @@ class ThreadLimits:
         self.is_wide = True
         while self._unserved:  # not earlier: a session that never comes here needs no threads
             native.serve_blas(*self._unserved.pop())
-        native.rest_blas(False)
+        native.use_threads(self.most_threads)
         for set_threads, all_threads, _ in self._switches:
             set_threads(all_threads)
 
     def narrow(self) -> None:
         """Undo `widen`."""
         self.is_wide = False
+        native.use_threads(self._n_threads)
         for set_threads, _, own in self._switches:
             set_threads(own)
-        native.rest_blas(self._n_threads == 1)  # if a rank has several threads, its products go on to use them
 
     def restore(self) -> None:
         """Undo `apply`."""

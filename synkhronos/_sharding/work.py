@@ -96,6 +96,7 @@ class WorkReader:
         known = _Shapes(self._lengths_of, dict(zip(inputs, shapes)), dict(zip(inputs, values)), n_ranks)
         products: list[Product] = []
         passes: list[float] = []
+        divided: list[float] = []
         unknown: dict[str, None] = {}
         special, n_meetings, reduced, gathered, n_bytes = 0.0, 0, 0.0, 0.0, 0.0
         for node in self._nodes:
@@ -115,8 +116,10 @@ class WorkReader:
                     lengths = map(known.of, (*node.inputs, *node.outputs))
                     products.append(_PRODUCTS[name](*lengths)._replace(dtype=node.outputs[0].dtype))
                 elif name in _PASSES:
-                    passes.append(sum(made) + sum(_n_bytes(one, known) for one in node.inputs))
+                    read = [_n_bytes(one, known) for one in node.inputs]
                     largest = max((_size(known.of(one)) for one in (*node.inputs, *node.outputs)), default=0)
+                    is_divided = largest >= getattr(node.op, "least_divided", math.inf)
+                    (divided if is_divided else passes).append(sum(made) + sum(read))
                     special += _n_special(node) * largest
                 elif name not in _VIEWS:
                     unknown[name] = None
@@ -124,7 +127,7 @@ class WorkReader:
                     n_bytes += sum(made)
             except Unknown:
                 unknown[name] = None
-        work = Work(tuple(products), tuple(passes), special, len(self._nodes), tuple(unknown))
+        work = Work(tuple(products), tuple(passes), tuple(divided), special, len(self._nodes), tuple(unknown))
         return Needs(work, Exchange(0.0, n_meetings, reduced, gathered), n_bytes)
 
 

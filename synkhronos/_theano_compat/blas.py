@@ -36,7 +36,7 @@ NAMES = {  # with the commands that install them
 #: Flags that `find_blas` has returned, after it tried the library.
 found: set[str] = set()
 
-_HEADER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scipy_openblas.h")
+_HEADER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scipy_openblas32.h")
 
 
 class Candidate(NamedTuple):

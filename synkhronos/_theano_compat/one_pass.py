@@ -32,8 +32,11 @@ _DTYPES = ("float32", "float64")
 _MOST_STEPS = 12  # of a group: gcc takes seconds for loops over many arrays
 _CHUNK = 1024  # elements: the chunks of ten arrays fit into the first-level cache
 
-_SUPPORT, _ = read_support_code("runs.h")
-_, _VERSION = read_support_code("runs.h", "elementwise.py", "one_pass.py")
+_LEAST_PART = 1 << 15  # elements that a thread computes
+_HEADERS = ("../_native/threads.h", "threads.h", "runs.h")
+
+_SUPPORT, _ = read_support_code(*_HEADERS)
+_, _VERSION = read_support_code(*_HEADERS, "elementwise.py", "one_pass.py")
 
 _CODE = """
 {checks}
@@ -44,14 +47,20 @@ _CODE = """
         size *= dims[axis];
     {whole}
     {outputs}
-    for (npy_intp done = 0, n; done < size; done += n) {{
-        n = size - done < {chunk} ? size - done : {chunk};
-        {pointers}
-        {steps}
-        {copies}
-    }}
+    {begin}
+        {buffers}
+        for (npy_intp done = first, n; done < end; done += n) {{
+            n = end - done < {chunk} ? end - done : {chunk};
+            {pointers}
+            {steps}
+            {copies}
+        }}
+    {close}
 }}
 """
+#: The start and end of the loop, if its code may leave it for Theano's handling of errors, and if threads divide it.
+_ALONE = "{ npy_intp first = 0, end = size;", "}"
+_DIVIDED = f"synkhronos::divide(size, {_LEAST_PART}, [&](npy_intp first, npy_intp end) {{", "});"
 _NEW = """
 if (!({out} && PyArray_NDIM({out}) == {ndim} && PyArray_ISCARRAY({out})
       && PyArray_CompareLists(PyArray_DIMS({out}), dims, {ndim}))) {{
@@ -81,9 +90,15 @@ class OnePass(Op):
         Numbers of the steps whose results are the outputs.
     over : tuple of (int, int)
         Pairs of an output and the input that it overwrites.
+
+    Attributes
+    ----------
+    least_divided : int
+        Number of elements from which the threads of the controller divide the work.
     """
 
     __props__ = ("steps", "returned", "over")
+    least_divided = 2 * _LEAST_PART
 
     def __init__(self, steps: Any, returned: tuple[int, ...], over: tuple[tuple[int, int], ...] = ()) -> None:
         self.steps, self.returned, self.over = steps, returned, over
@@ -171,16 +186,20 @@ class OnePass(Op):
                 made.append(_OVER.format(array=inputs[over[place]], out=out))
             else:
                 made.append(_NEW.format(out=out, ndim=variable.ndim, TYPE=variable.dtype.upper(), fail=sub["fail"]))
+        begin, close = _ALONE if any("goto" in step for step in steps) else _DIVIDED
         return _CODE.format(
             checks=checks,
             dims=", ".join("1" if fixed else f"{full}_n{axis}" for axis, fixed in enumerate(pattern)),
             ndim=len(pattern),
             whole=whole,
-            outputs="\n".join([*buffers, *made]),
+            outputs="\n".join(made),
+            begin=begin,
+            buffers="\n".join(buffers),
             chunk=_CHUNK,
             pointers="\n".join(pointers),
             steps="\n".join(steps),
             copies="\n".join(copies),
+            close=close,
         )
 
     def _last_uses(self) -> dict[int, int]:

@@ -25,7 +25,7 @@ import theano  # isort: skip
 
 pytestmark = theano_only("the BLAS that Theano is linked to")
 
-SCIPY_OPENBLAS = r"-L\S+/scipy_openblas32/lib -lscipy_openblas -include\S+/_theano_compat/scipy_openblas.h"
+SCIPY_OPENBLAS = r"-L\S+/scipy_openblas32/lib -lscipy_openblas -include\S+/_theano_compat/scipy_openblas32.h"
 WIDE = "its integers have 64 bits, and those that are passed have 32"
 
 SOURCE = r"""

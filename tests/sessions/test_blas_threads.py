@@ -4,7 +4,7 @@ import os
 import threading
 
 import numpy as np
-from backend import T, theano
+from backend import T, theano, theano_only
 from scripts import run_script
 
 import synkhronos as synk
@@ -40,6 +40,48 @@ print("done")
 
 def test_products_with_any_number_of_threads():
     out, _ = run_script(PROGRAM)
+    assert out == "done\n"
+
+
+DIVIDED = """
+import itertools
+import numpy as np, threadpoolctl
+from backend import T, theano
+import synkhronos as synk
+
+SIZES = (1, 17, 90, 400), (1, 33, 250, 1000), (3, 70, 300)  # rows, columns and terms
+
+def in_layouts(array):
+    yield array
+    yield np.asfortranarray(array)
+    yield np.repeat(array, 2, axis=0)[::2]  # with space between its rows
+
+rng = np.random.RandomState(0)
+with threadpoolctl.threadpool_limits(7):
+    synk.fork(2, use_gpu=False)
+    for dtype, precision in (("float32", 1e-4), ("float64", 1e-12)):
+        x, y, z = (T.matrix(name, dtype) for name in "xyz")
+        half = np.array(0.5, dtype)
+        alone = {"exact": True, "plan": "controller", "shard": {}}
+        product = synk.function([], T.dot(x, y), [x, y], **alone)
+        added = synk.function([], 2 * z - half * T.dot(x, y), [x, y, z], **alone)
+        for m, n, k in itertools.product(*SIZES):
+            one, other = rng.randn(m, k).astype(dtype), rng.randn(k, n).astype(dtype)
+            third = rng.randn(m, n).astype(dtype)
+            expected = one.astype(float).dot(other)
+            for first, second in itertools.product(in_layouts(one), in_layouts(other)):
+                found = product(first, second)
+                np.testing.assert_allclose(found, expected, precision, precision * k)
+            found = added(one, other, third)
+            np.testing.assert_allclose(found, 2 * third - 0.5 * expected, precision, precision * k)
+synk.close()
+print("done")
+"""
+
+
+@theano_only("division of products")
+def test_products_that_threads_divide():
+    out, _ = run_script(DIVIDED)
     assert out == "done\n"
 
 

@@ -8,6 +8,7 @@ import pytest
 import theano
 import theano.tensor as T
 from backend import lasagne, theano_only
+from scripts import run_script
 
 import synkhronos as synk
 from synkhronos.extensions.train import make_train_function
@@ -119,6 +120,39 @@ def test_layouts_and_shapes(two, layout, shape, dtype):
 
 
 _functions = {}
+
+
+THREADS = """
+import numpy as np, theano, threadpoolctl
+import theano.tensor as T
+import synkhronos as synk
+
+with threadpoolctl.threadpool_limits(5):
+    synk.fork(2, use_gpu=False)
+    for size in (65_535, 65_536, 200_001, 1_000_000):
+        a, b = (theano.shared(np.random.RandomState(i).randn(size).astype("float32")) for i in range(2))
+        g, rate = T.fvector("g"), T.fscalar("rate")
+        updates = [(b, 0.5 * b + g), (a, a - rate * (0.5 * b + g) / (T.sqrt(T.sqr(b)) + 1))]
+        given = np.random.RandomState(2).randn(size).astype("float32"), np.float32(0.1)
+        before = [var.get_value() for var in (a, b)]
+        results = []
+        for plan in ("rows", "controller"):  # on one thread, and on five
+            synk.function([], [], [g, rate], updates=updates, exact=True, plan=plan)(*given)
+            results.append([var.get_value() for var in (a, b)])
+            for var, value in zip((a, b), before):
+                var.set_value(value)
+        np.testing.assert_array_equal(*results)
+        theano.function([g, rate], [], updates=updates)(*given)
+        for var, value in zip((a, b), results[1]):
+            np.testing.assert_allclose(value, var.get_value(), 1e-5, 1e-6)
+synk.close()
+print("done")
+"""
+
+
+def test_threads_of_the_controller_divide_large_updates():
+    out, _ = run_script(THREADS)
+    assert out == "done\n"
 
 
 def two_updates(dtype):

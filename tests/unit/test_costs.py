@@ -74,11 +74,13 @@ def test_products(lengths, seconds):
 
 
 def test_seconds_of_the_plans():
-    work = Work((Product(4, 8, 8, "float32", times=2), Product(1, 2, 2, "float32")), (100.0, 1000.0), 4.0, 8)
+    products = Product(4, 8, 8, "float32", times=2), Product(1, 2, 2, "float32")
+    work = Work(products, (100.0, 1000.0), (1000.0,), 4.0, 8)
     computed = 2 * 32.0 + 1.0 + 2.0 + 4.0 + 4 * 0.5 + 8 * 0.25
-    assert seconds_on_controller(work, machine()) == pytest.approx(7.0 + computed)
+    assert seconds_on_controller(work, machine(), 1) == pytest.approx(7.0 + computed + 4.0)
+    assert seconds_on_controller(work, machine(), 10) == pytest.approx(7.0 + computed + 2.0)
     exchange = Exchange(staged=2.0, n_meetings=3, reduced=1.0, gathered=4.0)
-    together = 3 * (2 * 32.0 + 1.0) + 2.0 + 4.0 + 4 * 0.5 + 8 * 0.25
+    together = 3 * (2 * 32.0 + 1.0) + 2.0 + 4.0 + 4.0 + 4 * 0.5 + 8 * 0.25
     expected = 1000.0 + together + 3 * 100.0 + 6.0 + 5.0 + 12.0
     assert seconds_by_rows(work, exchange, machine(together=3.0)) == pytest.approx(expected)
     assert seconds_by_rows(Work(), Exchange(), machine()) == 1000.0
