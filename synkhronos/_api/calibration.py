@@ -222,9 +222,12 @@ class _Measurement:
             yield copy, max(_SMALLEST, reduction), max(_SMALLEST, broadcast)
 
     def _broadcast(self, var: Any) -> None:
+        """Give the workers the value, and have them copy it if they view the controller's array."""
         with self._session.lock:
-            self._session.stale.add([var])
+            stale = self._session.stale
+            stale.add([var])
             self._session.update_replicas()
+            stale.unshare(stale.shared.intersection(self._session.keys([var])), self._session.issue)
 
 
 def _seconds(call: Callable[[], Any]) -> float:

@@ -149,7 +149,7 @@ class Chooser:
         unknown = Estimate(0.0, math.inf, 0.0, updates, "unknown")
         if costs.machine is None:
             return unknown
-        broadcast = self._seconds_of_broadcast(costs.machine)
+        broadcast = self._seconds_of_broadcast(session, costs.machine)
         found = self._modelled(session, costs.machine, inputs, n_rows)
         if found is not None and not (found[0] < _NEAR * found[1] and found[1] < _NEAR * found[0]):
             return Estimate(*found, broadcast, updates, "model")
@@ -162,9 +162,13 @@ class Chooser:
             return Estimate(rows, controller, broadcast, updates, "timed")
         return unknown if found is None else Estimate(*found, broadcast, updates, "model")
 
-    def _seconds_of_broadcast(self, machine: Machine) -> float:
-        """Return the seconds in which the other ranks get the variables that the function updates, or else reads."""
-        n_bytes = _n_bytes_of(_graph.updated_variables(self._compiled) or self._shared())
+    def _seconds_of_broadcast(self, session: Session, machine: Machine) -> float:
+        """Return the seconds in which the other ranks get the variables that the function updates, or else reads.
+
+        Large variables that it only reads are not copied: the other ranks view the controller's memory.
+        """
+        variables = _graph.updated_variables(self._compiled) or session.stale.copied(self._shared())
+        n_bytes = _n_bytes_of(variables)
         return machine.broadcast.at(n_bytes) if n_bytes else 0.0
 
     def _modelled(self, session: Session, machine: Machine, inputs: Inputs, n_rows: int) -> tuple[float, float] | None:

@@ -23,6 +23,7 @@ from synkhronos._graph.shared_variables import (
     first_set,
     get_array,
     host_array,
+    is_host_variable,
     is_shared_variable,
     is_tensor_variable,
     memory_order,

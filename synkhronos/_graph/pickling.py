@@ -39,6 +39,7 @@ from synkhronos._graph.definitions import Definitions, pickled_by_value
 from synkhronos._graph.fast_call import with_deep_stack
 from synkhronos._graph.namespaces import Slot, assign
 from synkhronos._graph.shared_variables import VariableTable, get_array, shared_variables_of
+from synkhronos._memory import Place
 from synkhronos._utils.interrupts import FinalizerQueue, let_interrupts_pass
 
 # -- random states
@@ -246,6 +247,7 @@ def dump(
     everything: bool = False,
     definitions: Definitions | None = None,
     refresh: bool = False,
+    place: Callable[[Any], Any] = lambda _: None,
 ) -> Bundle:
     """Pickle compiled functions, with the shared variables that are not yet in ``variables``.
 
@@ -265,6 +267,9 @@ def dump(
         The functions and classes that the ranks have. Default: assume that they have all.
     refresh : bool
         Also send changed state that functions already on the ranks read.
+    place : callable
+        ``place(var)`` returns the `Place` of a variable's value in shared memory, which the ranks are to view instead
+        of a copy, or ``None``. Default: copy all values.
 
     Returns
     -------
@@ -292,7 +297,7 @@ def dump(
         ids[id(var.container)] = ("container", key)
         ids[id(var.container.storage)] = ("storage", key)
     described = {
-        key: (type(var), var.type, var.name, _has_own_stream(var), _portable(get_array(var)))
+        key: (type(var), var.type, var.name, _has_own_stream(var), place(var) or _portable(get_array(var)))
         for key, var in (known if everything else new).items()
     }
     parts = {key: _backends.pack(function) for key, function in functions.items()}
@@ -366,7 +371,7 @@ def _portable(value: Any) -> Any:
     return _backends.to_host(value) if _backends.is_device_array(value) else value
 
 
-def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any]:
+def load(bundle: Bundle, variables: VariableTable, stream: int, view: Callable[[Place], Any]) -> dict[int, Any]:
     """Unpickle functions on another rank, and add their new shared variables to ``variables``.
 
     Parameters
@@ -378,6 +383,8 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
     stream : int
         Number of the rank's own random stream. Random states that are not common to all ranks are moved to it; 0 leaves
         them unchanged.
+    view : callable
+        ``view(place)`` returns the array at a place.
 
     Returns
     -------
@@ -394,6 +401,8 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
     for key, (cls, type_, name, is_random, value) in _Unpickler(file, variables, buffers).load().items():
         if is_random and stream:
             value = _backends.other_stream(value, stream)
+        elif isinstance(value, Place):
+            value = view(value)
         elif id(value) in seen and isinstance(value, np.ndarray):
             value = value.copy()  # variables of the program that share an array have their own on the controller, too
         seen.add(id(value))

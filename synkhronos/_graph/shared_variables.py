@@ -286,11 +286,15 @@ def follow(container: Any) -> None:
         native.follow_values((sync,))
 
 
-def _keep_stale(storage: list[Any]) -> None:
-    """Copy a value that the other ranks have still to get, before the program may change it in place."""
-    sync = _by_storage.get(id(storage))
-    if sync is not None and sync.stale is not None and sync.stale is storage[0]:
-        sync.stale = copy.deepcopy(sync.stale)
+def _keep_value(storage: list[Any]) -> None:
+    """Copy a value that the other ranks view, or have still to get, before the program may change it in place."""
+    sync, value = _by_storage.get(id(storage)), storage[0]
+    if sync is None or value is None:
+        return
+    if sync.viewed is value:
+        storage[0] = copy.deepcopy(value)
+    elif sync.stale is value:
+        sync.stale = copy.deepcopy(value)
 
 
 def _note_set(storage: list[Any]) -> None:
@@ -321,7 +325,7 @@ def _call_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
         return call_on_rank(self, *args, **kwargs)
     watched = [storage for storage in updated if id(storage) in _references]
     for storage in watched:
-        _keep_stale(storage)
+        _keep_value(storage)
     try:
         return call_on_rank(self, *args, **kwargs)
     finally:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import resource
-from typing import Callable
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -91,6 +91,25 @@ def _size(n_ranks: int, shared: bool, free: int) -> tuple[int, str]:
         )
     size = min(sizes)
     return size // _UNIT * _UNIT, sizes[size]
+
+
+class Place(NamedTuple):
+    """Place of a C-contiguous array in the shared heap."""
+
+    offset: int  # in bytes
+    shape: tuple[int, ...]
+    dtype: Any  # see `dtype_spec`
+
+
+def place_of(heap: native.Heap, array: np.ndarray) -> Place | None:
+    """Return the place of an array; ``None`` if it is not in memory that ranks share, or not C-contiguous."""
+    offset = heap.offset(array) if array.flags.c_contiguous else None
+    return None if offset is None else Place(offset, array.shape, dtype_spec(array.dtype))
+
+
+def array_at(heap: native.Heap, place: Place) -> np.ndarray:
+    """Return a view of the array at a place."""
+    return np.ndarray(place.shape, place.dtype, memoryview(heap), place.offset)
 
 
 def copy_around(to: np.ndarray, array: np.ndarray, own: Rows) -> None:

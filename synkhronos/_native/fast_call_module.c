@@ -198,7 +198,7 @@ PyTypeObject FastCallType = {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *storage, *sent, *stale, *references;
+    PyObject *storage, *sent, *stale, *viewed, *references;
 } SentValue;
 
 static PyObject *sent_value_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
@@ -213,8 +213,9 @@ static PyObject *sent_value_new(PyTypeObject *type, PyObject *args, PyObject *ke
     Py_INCREF(storage);
     Py_INCREF(Py_None);
     Py_INCREF(Py_None);
+    Py_INCREF(Py_None);
     self->storage = storage;
-    self->sent = self->stale = Py_None;
+    self->sent = self->stale = self->viewed = Py_None;
     return (PyObject *)self;
 }
 
@@ -223,6 +224,7 @@ static int sent_value_traverse(SentValue *self, visitproc visit, void *arg)
     Py_VISIT(self->storage);
     Py_VISIT(self->sent);
     Py_VISIT(self->stale);
+    Py_VISIT(self->viewed);
     return 0;
 }
 
@@ -230,6 +232,7 @@ static int sent_value_clear(SentValue *self)
 {
     Py_CLEAR(self->sent);
     Py_CLEAR(self->stale);
+    Py_CLEAR(self->viewed);
     return 0;
 }
 
@@ -247,6 +250,7 @@ static PyMemberDef sent_value_members[] = {
     {"storage", T_OBJECT, offsetof(SentValue, storage), READONLY, NULL},
     {"sent", T_OBJECT, offsetof(SentValue, sent), 0, NULL},
     {"stale", T_OBJECT, offsetof(SentValue, stale), 0, NULL},
+    {"viewed", T_OBJECT, offsetof(SentValue, viewed), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

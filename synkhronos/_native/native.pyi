@@ -354,11 +354,14 @@ class SentValue:
     stale : object
         A value of the controller's that is valid for all ranks, and that the other ranks do not have yet.
         `synkhronos._graph.IN_WORK` while the controller computes it; ``None`` if the other ranks' values are valid.
+    viewed : object
+        An array of the controller's that the other ranks view instead of a copy; ``None`` if they have copies.
     """
 
     storage: Final[list[Any]]
     sent: Any
     stale: Any
+    viewed: Any
 
     def __new__(cls, storage: list[Any]) -> Self: ...
 

@@ -24,7 +24,9 @@ from synkhronos._rank.commands import (
     Reduce,
     RowsRef,
     Shapes,
+    Share,
     Source,
+    Unshare,
 )
 from synkhronos._rank.environment import digest_of_states, seed_rank
 from synkhronos._rank.messages import MOST_CACHED_BYTES, Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize

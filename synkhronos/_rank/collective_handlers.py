@@ -21,9 +21,22 @@ from synkhronos._collectives import (
     nccl_reduces,
     result_dtype,
 )
+from synkhronos._memory import array_at
 from synkhronos._native import native
 from synkhronos._processes import SHUFFLE, TRANSFERS, ProcessGroup
-from synkhronos._rank.commands import AllGather, AllReduce, Broadcast, Digest, Get, Nccl, Put, Reduce, Shapes
+from synkhronos._rank.commands import (
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Digest,
+    Get,
+    Nccl,
+    Put,
+    Reduce,
+    Shapes,
+    Share,
+    Unshare,
+)
 from synkhronos._rank.results import RowViews
 from synkhronos._utils.rows import Rows
 
@@ -76,6 +89,8 @@ class CollectiveHandlers:
         self._at_work: list[np.ndarray] = []  # arrays that other ranks may read or write during this command
         self.handlers: dict[type, Callable[[Any], Any]] = {
             Broadcast: self._broadcast,
+            Share: self._share,
+            Unshare: self._unshare,
             Get: self._get,
             Put: self._put,
             AllReduce: self._all_reduce,
@@ -128,6 +143,18 @@ class CollectiveHandlers:
         own = _graph.get_array(var)
         fits = isinstance(own, np.ndarray) and own.shape == shape and own.flags.c_contiguous and own.flags.writeable
         return own if fits and not self._is_outside(var) else np.empty(shape, var.dtype)
+
+    def _share(self, command: Share) -> None:
+        if not self._is_controller:
+            for key, place in zip(command.variables, command.places):
+                _graph.set_array(self.variables[key], array_at(self._heap, place))
+        self._log_values("share", [self.variables[key] for key in command.variables], "the controller's memory")
+
+    def _unshare(self, command: Unshare) -> None:
+        if not self._is_controller:
+            for key in command.variables:
+                var = self.variables[key]
+                _graph.set_array(var, np.array(_graph.get_array(var), order="C"))
 
     def _get(self, command: Get) -> Any | None:
         self._log_values("get", [self.variables[key] for key in command.variables], "through shared memory")

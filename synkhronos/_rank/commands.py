@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, NamedTuple, TypeVar, Union
 
-from synkhronos._memory import ArrayRef
+from synkhronos._memory import ArrayRef, Place
 from synkhronos._utils.rows import Rows
 
 _Kind = TypeVar("_Kind", bound=type)
@@ -138,6 +138,23 @@ class Broadcast:
     shapes: tuple[tuple[int, ...], ...]
 
 
+@_command(IGNORES_VALUES)
+@dataclass(frozen=True)
+class Share:
+    """Set variables on all workers to the controller's arrays at these places, so that no rank has a copy."""
+
+    variables: tuple[int, ...]
+    places: tuple[Place, ...]
+
+
+@_command(KEEPS_SHAPES, IGNORES_VALUES)
+@dataclass(frozen=True)
+class Unshare:
+    """Give each worker its own copy of variables whose memory it shares with the controller."""
+
+    variables: tuple[int, ...]
+
+
 @_command(KEEPS_SHAPES)
 @dataclass(frozen=True)
 class Get:
@@ -251,6 +268,8 @@ Command = Union[
     Load,
     Call,
     Broadcast,
+    Share,
+    Unshare,
     Get,
     Put,
     AllReduce,

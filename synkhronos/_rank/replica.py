@@ -8,13 +8,14 @@ compiled instead of unpickled, and its results are used in place instead of bein
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Sequence
 from typing import Any, Callable
 
 from synkhronos import _backends, _graph
 from synkhronos._collectives import Workspace, connect
-from synkhronos._memory import FdChannel, SegmentRef, SegmentTable, look_at_free_memory, make_heap
+from synkhronos._memory import FdChannel, SegmentRef, SegmentTable, array_at, look_at_free_memory, make_heap
 from synkhronos._native import native
 from synkhronos._processes import COLLECTIVES, CONTROL, TRANSFERS, Notes, ProcessGroup
 from synkhronos._rank.call import Caller
@@ -228,7 +229,8 @@ class Replica:
             )
             # stream 0 is the controller's, as the user created it
             stream = 0 if command.replicate_rng else (self.rank - self._group.world.master_rank) % self.n_ranks
-            self.functions.update(_graph.load(bundle, self.variables, stream))
+            view = functools.partial(array_at, self.heap)
+            self.functions.update(_graph.load(bundle, self.variables, stream, view))
         self.thread_limits.apply()  # the functions may have loaded a BLAS library
 
 

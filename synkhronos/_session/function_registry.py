@@ -12,6 +12,7 @@ from synkhronos import _graph
 from synkhronos._backends import precompile
 from synkhronos._rank import Replica, summarize
 from synkhronos._session.ledger import Ledger
+from synkhronos._session.replicas import StaleReplicas
 from synkhronos._utils.display import progress
 from synkhronos._utils.interrupts import FinalizerQueue, deferred_interrupts, let_interrupts_pass
 from synkhronos.errors import WorkerError
@@ -31,6 +32,7 @@ class FunctionRegistry:
         ``load(bundle, ranks)`` has the given ranks (``None``: all) load pickled functions.
     definitions : Definitions
         The program's definitions (classes, globals) that the ranks already have.
+    replicas : StaleReplicas
     """
 
     def __init__(
@@ -39,8 +41,9 @@ class FunctionRegistry:
         ledger: Ledger,
         load: Callable[[_graph.Bundle, tuple[int, ...] | None], None],
         definitions: _graph.Definitions,
+        replicas: StaleReplicas,
     ) -> None:
-        self._replica = replica
+        self._replica, self._replicas = replica, replicas
         self._ledger = ledger
         self._load = load
         self._pending: dict[int, Any] = {}  # functions that are compiled and not yet distributed
@@ -120,7 +123,7 @@ class FunctionRegistry:
     def _refresh(self) -> None:
         """Send the definitions that distributed functions read and that have changed since they were sent."""
         try:
-            bundle = _graph.dump({}, self._replica.variables, definitions=self._definitions, refresh=True)
+            bundle = self._dump({}, refresh=True)
         except pickle.PicklingError as error:
             raise TypeError(str(error)) from error
         if bundle.slots:
@@ -138,7 +141,7 @@ class FunctionRegistry:
             self._failed.add(key)
             return error
         try:
-            bundle = _graph.dump({key: function}, self._replica.variables, definitions=self._definitions)
+            bundle = self._dump({key: function})
         except RecursionError:
             raise
         except Exception as error:
@@ -170,7 +173,11 @@ class FunctionRegistry:
 
     def distribute_variables(self, variables: Sequence[Any]) -> None:
         """Replicate shared variables that no distributed function uses yet."""
-        self._send(_graph.dump({}, self._replica.variables, also=variables, definitions=self._definitions))
+        self._send(self._dump({}, also=variables))
+
+    def _dump(self, functions: dict[int, Any], **options: Any) -> _graph.Bundle:
+        known, place = self._replica.variables, self._replicas.place
+        return _graph.dump(functions, known, definitions=self._definitions, place=place, **options)
 
     def _send(self, bundle: _graph.Bundle) -> None:
         self._definitions.assume_missing(bundle.slots)
@@ -184,6 +191,7 @@ class FunctionRegistry:
             for new, var in bundle.new.items():
                 self._replica.variables.put(new, var)
             self._replica.move_to_heap(list(bundle.new.values()))
+            self._replicas.note_loaded(bundle.new)
 
     def _forget_pending(self, key: int) -> None:
         """Remove the function ``key`` from the pending functions."""
@@ -193,5 +201,5 @@ class FunctionRegistry:
     def restore(self, ranks: tuple[int, ...]) -> None:
         """Send new workers the functions that the other ranks have, and the controller's values of all variables."""
         functions = {key: one for key, one in self._replica.functions.items() if key not in self._pending}
-        known = self._definitions  # new workers on other nodes inherit no more than their node leader has
-        self._load(_graph.dump(functions, self._replica.variables, everything=True, definitions=known), ranks)
+        # new workers on other nodes inherit no more definitions than their node leader has
+        self._load(self._dump(functions, everything=True), ranks)

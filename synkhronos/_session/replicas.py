@@ -1,9 +1,9 @@
-"""Replicas of shared variables: those that are stale on other ranks than the controller, and those that differ."""
+"""Replicas of shared variables: those that are the controller's memory, those that are stale, and those that differ."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from itertools import chain
 from typing import Any, Callable, NamedTuple
 
@@ -12,8 +12,9 @@ import numpy as np
 from synkhronos import _graph
 from synkhronos._backends import is_random_state
 from synkhronos._graph import SentValue
+from synkhronos._memory import Place, place_of
 from synkhronos._native import native
-from synkhronos._rank import Broadcast, Command, Digest, Get
+from synkhronos._rank import Broadcast, Command, Digest, Get, Replica, Share, Unshare
 from synkhronos._session.diagnostics import warn
 from synkhronos._utils.interrupts import deferred_interrupts
 
@@ -43,23 +44,33 @@ class StaleReplicas:
     An exact function that the controller computes alone leaves its updates here. The other ranks get the values, all in
     one message, before the next command that may use them.
 
+    Large values exist once on a node: the workers view the controller's array, in its part of the shared heap, instead
+    of a copy. The controller may then change the array in place only if all ranks are to have the new value. Before a
+    command that changes the variable on each rank by itself, the workers copy it.
+
     Parameters
     ----------
-    table : VariableTable
-        The replicated shared variables.
+    replica : Replica
+        The controller's replica.
+    shares : bool
+        Whether there are workers, and all of them map the controller's memory.
 
     Attributes
     ----------
     keys : set of int
         Keys of the variables.
+    shared : set of int
+        Keys of variables that the workers view. `SentValue.viewed` is the array.
     lead : float or None
         See `_costs.choose`.
     """
 
-    def __init__(self, table: _graph.VariableTable) -> None:
+    def __init__(self, replica: Replica, shares: bool) -> None:
         self.keys: set[int] = set()
+        self.shared: set[int] = set()
         self.lead: float | None = None
-        self._table = table
+        self._table, self._heap = replica.variables, replica.heap
+        self._shares = shares and replica.heap.base is not None
 
     def updates_of(self, variables: Sequence[Any]) -> Updates:
         """Return the records of variables, for `begin` and `end`."""
@@ -94,22 +105,108 @@ class StaleReplicas:
 
     def send(self, issue: Callable[[Command], Any]) -> None:
         """Give the other ranks the values, by ``issue(command)``."""
-        variables = self._variables()
-        if variables:
-            values = [_graph.host_array(var, value=_graph.value_for_others(var)) for var in variables.values()]
-            issue(Broadcast(tuple(variables), tuple([value.shape for value in values])))
-        self.clear()
+        blocks: dict[int, np.ndarray] = {}
+        places: dict[int, Place] = {}
+        copied = {}
+        variables = self._known(self.keys)
+        for key, var in variables.items():
+            value = _graph.value_for_others(var)
+            if _graph.sync_of(var.container).viewed is not value:
+                block = self._block(var, value)
+                place = None if block is None else place_of(self._heap, block)
+                if block is None or place is None:
+                    copied[key] = var
+                else:
+                    blocks[key], places[key] = block, place
+        if blocks:
+            issue(Share(tuple(places), tuple(places.values())))
+            self._note(blocks, variables)
+        if copied:
+            viewed = self.shared.intersection(copied)
+            if viewed:  # which the broadcast must not overwrite
+                issue(Unshare(tuple(viewed)))
+                self._note(dict.fromkeys(viewed), variables)
+            values = [_graph.host_array(var, value=_graph.value_for_others(var)) for var in copied.values()]
+            issue(Broadcast(tuple(copied), tuple([value.shape for value in values])))
+        self._set_stale(self.keys, None)
 
     def clear(self) -> None:
-        """Forget the variables, because the other ranks have their values or have ended."""
+        """Forget all variables, because the other ranks have ended."""
         with deferred_interrupts():
-            native.set_stale(tuple([_graph.sync_of(var.container) for var in self._variables().values()]), None)
-            self.keys.clear()
+            self._set_stale(self.keys, None)
+            self._note(dict.fromkeys(self.shared), self._known(self.shared))
 
-    def _variables(self) -> dict[int, Any]:
+    # -- values that exist once
+
+    def copied(self, variables: Sequence[Any]) -> list[Any]:
+        """Return those of some variables of which each rank has a copy, even if nothing changes them on the ranks."""
+        return [var for var in variables if not self._is_shareable(var, _graph.get_array(var))]
+
+    def place(self, var: Any) -> Place | None:
+        """Return the place of the array that workers without a variable are to view; ``None``: they get a copy."""
+        viewed = _graph.sync_of(var.container).viewed
+        if viewed is None and self._table.key(var) is None:
+            viewed = self._block(var, _graph.get_array(var))
+        return None if viewed is None else place_of(self._heap, viewed)
+
+    def note_loaded(self, variables: Mapping[int, Any]) -> None:
+        """Record that the workers have loaded these variables, and view the arrays that have a `place`."""
+        arrays = {key: _graph.get_array(var) for key, var in variables.items()}
+        shared = {key: one for key, one in arrays.items() if self._is_shareable(variables[key], one)}
+        self._note({key: one for key, one in shared.items() if place_of(self._heap, one) is not None}, variables)
+
+    def unshare(self, keys: Set[int], issue: Callable[[Command], Any]) -> None:
+        """Have the workers copy the values of some variables that they view, by ``issue(command)``."""
+        variables = self._known(keys)
+        with deferred_interrupts():  # if a worker fails, some have copies, and all get the values again
+            self.keys.update(variables)
+            for var in variables.values():
+                sync = _graph.sync_of(var.container)
+                sync.stale = sync.viewed
+            self._note(dict.fromkeys(keys), variables)
+        if variables:
+            issue(Unshare(tuple(variables)))
+            self._set_stale(set(variables), None)
+
+    def _is_shareable(self, var: Any, value: Any) -> bool:
+        is_large = isinstance(value, np.ndarray) and value.nbytes >= native.SMALLEST_BLOCK
+        return self._shares and is_large and _graph.is_host_variable(var) and not is_random_state(var)
+
+    def _block(self, var: Any, value: Any) -> np.ndarray | None:
+        """Return a value in the heap, where it is moved if needed; ``None`` if the other ranks must have copies."""
+        if not self._is_shareable(var, value):
+            return None
+        if place_of(self._heap, value) is not None:
+            return value
+        block: np.ndarray = self._heap.call(_copied, value)
+        if place_of(self._heap, block) is None:  # there is no room
+            return None
+        if _graph.get_array(var) is value:
+            _graph.set_array(var, block)
+        return block
+
+    def _note(self, viewed: Mapping[int, Any], variables: Mapping[int, Any]) -> None:
+        """Record the arrays that the workers view now; ``None``: they have copies."""
+        with deferred_interrupts():
+            for key, array in viewed.items():
+                if key in variables:
+                    _graph.sync_of(variables[key].container).viewed = array
+                (self.shared.discard if array is None else self.shared.add)(key)
+
+    def _set_stale(self, keys: Set[int], value: Any) -> None:
+        with deferred_interrupts():
+            variables = self._known(keys).values()
+            native.set_stale(tuple([_graph.sync_of(var.container) for var in variables]), value)
+            self.keys.difference_update(keys)
+
+    def _known(self, keys: Collection[int]) -> dict[int, Any]:
         """Return the variables that the program has not dropped, by key."""
-        known = self._table.items() if self.keys else {}
-        return {key: known[key] for key in sorted(self.keys) if key in known}
+        known = self._table.items() if keys else {}
+        return {key: known[key] for key in sorted(keys) if key in known}
+
+
+def _copied(value: np.ndarray) -> np.ndarray:
+    return np.array(value, order="C")
 
 
 class ReplicaCheck:

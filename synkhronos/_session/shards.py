@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ _MOST_SLOTS, _MOST_COUNTS = 16, 1024
 
 
 class ShapeCache:
-    """Cache of the shapes of shared variables on all ranks.
+    """Cache of the shapes of shared variables on all ranks, and of the variables that calls change.
 
     Commands that may change shapes are counted, and an entry is valid for the counts and the controller's own shapes at
     that time. When a worker replaces a dead one, it loads functions, which is such a command.
@@ -62,15 +62,23 @@ class ShapeCache:
         """Record which shapes a command may change."""
         for part in command.parts if isinstance(command, _rank.InOrder) else (command,):
             if isinstance(part, _rank.Call):
-                updated = self._updated.get(part.function, part)
-                if updated is None:
-                    updated = self._updated.put(part.function, part, self._updated_by(part))
-                self._changes.update(updated)
+                self._changes.update(self.changed_by(part))
                 if len(self._changes) > _MOST_COUNTS:
                     self._changes.clear()
                     self._n_changes += 1
             elif type(part) not in _rank.KEEPS_SHAPES:
                 self._n_changes += 1
+
+    def changed_by(self, command: _rank.Command) -> Collection[Any]:
+        """Return the keys of variables that a command changes on each rank by itself."""
+        if isinstance(command, _rank.Call):
+            slot, updated = command.function, self._updated.get(command.function, command)
+            return self._updated.put(slot, command, self._updated_by(command)) if updated is None else updated
+        if isinstance(command, _rank.InOrder):
+            return [key for part in command.parts for key in self.changed_by(part)]
+        if isinstance(command, (_rank.Put, _rank.AllReduce, _rank.Reduce, _rank.AllGather)):
+            return command.variables
+        return ()
 
     def _updated_by(self, call: _rank.Call) -> set[Any]:
         keys = (call.function, *(() if call.follow is None else (call.follow.function,)))

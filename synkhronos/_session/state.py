@@ -78,9 +78,9 @@ class Session:
             self.replica = start_ranks(group, segments, ended, options.profile_workers, begin, options.seed)
             self._shape_cache = ShapeCache(self.sequencer, self.replica, master_rank)
             self.shapes = self._shape_cache.of
-            self.stale = StaleReplicas(self.replica.variables)
+            self.stale = StaleReplicas(self.replica, shares=nodes is None and len(devices) > 1)
             self.replica_check = ReplicaCheck(self.replica.variables, self.run, master_rank, options.check_replicas)
-            self._functions = FunctionRegistry(self.replica, self._ledger, self._load, definitions)
+            self._functions = FunctionRegistry(self.replica, self._ledger, self._load, definitions, self.stale)
             restore = self._restore if options.restart_workers else None
             self._dispatcher = Dispatcher(self._group, self.replica, self._ledger, options.timeout, restore)
             self._send = self._dispatcher.issue
@@ -133,6 +133,10 @@ class Session:
             self._functions.forget_ended()
             if self.stale.keys and type(command) not in IGNORES_VALUES:
                 self.update_replicas()
+            if self.stale.shared:
+                changed = self.stale.shared.intersection(self._shape_cache.changed_by(command))
+                if changed:
+                    self.stale.unshare(changed, self.issue)
             if self._shape_cache.is_used:
                 self._shape_cache.see(command)
             return self._send(command)

@@ -35,7 +35,6 @@ SYNKHRONOS_RENAME(openblas_get_num_threads)
 
 #if __has_include(<Python.h>)
 #include "../_native/threads.h"
-#include "threads.h"
 
 #define PARAMETERS                                                                                                    \
     const char *ta, const char *tb, const int *m, const int *n, const int *k, const void *alpha, const void *a,       \

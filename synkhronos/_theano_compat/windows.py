@@ -28,7 +28,7 @@ from .flags import is_on, read_support_code, with_version, wrap_methods
 
 # -- convolution
 
-_CONVOLUTION_SUPPORT, _CONVOLUTION_VERSION = read_support_code("sums.h", "convolution.h")
+_CONVOLUTION_SUPPORT, _CONVOLUTION_VERSION = read_support_code("convolution.h")
 
 _THEANOS = "PyArrayObject* corrMM("
 _CONVOLUTION_CODE = """
