@@ -44,7 +44,7 @@ struct block_copy {
 struct heap {
     char *base; /* the first arena; `usage`, the counters of all ranks, lies before it in the same file */
     _Atomic size_t arena_size; /* 0 once the arenas are unmapped */
-    int n_ranks, rank;
+    int n_ranks, rank, first_rank; /* `first_rank`: of the process that created the heap, whose arena workers read */
     struct descriptor file; /* closed if memory is private */
     int is_shared;
     int is_closed;

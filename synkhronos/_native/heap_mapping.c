@@ -3,7 +3,8 @@
  * A forked rank shares the heap. Any other child process gets private copies of the live blocks at the same addresses,
  * and nothing else of the heap. So neither process sees later writes of the other. The copies are made before the fork,
  * if Python forks (`os.fork`, multiprocessing, `preexec_fn`). If C code forks in order to execute a program, the child
- * gets no copies, and would end by SIGSEGV if it accessed a block. */
+ * gets no copies, and would end by SIGSEGV if it accessed a block. A child of a worker can also read the arena of the
+ * process that created the heap, because values of shared variables may be there; it sees later writes. */
 #include "heap_internal.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -54,6 +55,11 @@ static void replace_with_copies(struct heap *heap)
         mremap(one->copy, one->n_bytes, one->n_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, one->original);
     }
     heap->n_copies = 0;
+    if (heap->rank != heap->first_rank) {
+        size_t offset = heap->arena_size * (size_t)heap->first_rank;
+        mmap(heap->base + offset, heap->arena_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED,
+             descriptor_number(&heap->file), (off_t)(HEAP_HUGE_PAGE + offset));
+    }
     descriptor_close(&heap->file); /* otherwise the child would keep the memory of all ranks allocated */
     heap->is_shared = 0;
 }
@@ -244,6 +250,7 @@ struct heap *heap_create(int fd, int n_ranks, int rank, size_t arena_size, size_
         return NULL;
     heap->arena_size = arena_size;
     heap->n_ranks = n_ranks;
+    heap->first_rank = rank;
     heap->file.fd = -1;
     heap->is_shared = fd >= 0;
     heap->cache_limit = cache_limit;

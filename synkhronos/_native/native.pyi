@@ -27,10 +27,17 @@ def serve_blas(address: int, n_threads: int, /) -> bool:
         The most threads that the library will use.
     """
 
-def use_threads(n: int, /) -> None:
-    """Set how many threads, of those that `serve_blas` has started, may compute parts of a product or of an update.
+def use_threads(n: int, is_alone: bool, /) -> None:
+    """Set how many threads, of those that `serve_blas` has started, may compute.
 
     Threads without work spin for 1 ms before they sleep. If ``n`` is 1, they sleep at once.
+
+    Parameters
+    ----------
+    n : int
+    is_alone : bool
+        Whether the controller computes alone. Only then, the threads divide products and updates. In a call of all
+        ranks, OpenBLAS divides the controller's products as those of the other ranks, so that results are the same.
     """
 
 def end_blas() -> None:

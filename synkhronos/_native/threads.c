@@ -35,6 +35,7 @@ struct worker {
 static struct worker workers[MAX_THREADS];
 static int n_workers;             /* started */
 static _Atomic int n_threads = 1; /* that may compute now; if it is 1, no worker spins */
+static _Atomic int is_alone;      /* whether the controller computes alone, so that `count` and `gemm` divide */
 static _Atomic int is_ending;     /* all workers end */
 static callback_setter setters[8]; /* of the libraries that use these threads */
 static int n_setters;
@@ -155,7 +156,8 @@ static void run_jobs(int is_waiting, job_function run, int n_jobs, size_t job_by
 
 static int count(void)
 {
-    return atomic_load_explicit(&n_threads, memory_order_relaxed);
+    int is_possible = atomic_load_explicit(&is_alone, memory_order_relaxed);
+    return is_possible ? atomic_load_explicit(&n_threads, memory_order_relaxed) : 1;
 }
 
 struct part {
@@ -212,7 +214,8 @@ static void gemm(const struct synkhronos_blas *blas, const char *trans_a, const 
                  const int *n, const int *k, const void *alpha, const void *a, const int *lda, const void *b,
                  const int *ldb, const void *beta, void *c, const int *ldc)
 {
-    int most = count() > 1 ? blas->get_num_threads() : 1, by_rows = *m / 2 > *n, length = by_rows ? *m : *n;
+    int own = count(), of_blas = own > 1 ? blas->get_num_threads() : 1, most = own < of_blas ? own : of_blas;
+    int by_rows = *m / 2 > *n, length = by_rows ? *m : *n;
     int step = most > 1 ? ((length - 1) / most / WIDTH + 1) * WIDTH : length;
     if (step >= length || (double)*m * *n * *k <= LEAST_PRODUCT || pthread_mutex_trylock(&one_work) != 0) {
         blas->gemm(trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
@@ -230,7 +233,7 @@ static void gemm(const struct synkhronos_blas *blas, const char *trans_a, const 
     blas->set_num_threads(1);
     run_all(run_part, (length - 1) / step + 1, 0, &one, 0);
     if (count() > 1) /* else `use_threads` has limited the library meanwhile */
-        blas->set_num_threads(most);
+        blas->set_num_threads(of_blas);
     pthread_mutex_unlock(&one_work);
 }
 
@@ -269,13 +272,14 @@ static PyObject *serve_blas(PyObject *Py_UNUSED(self), PyObject *args)
     Py_RETURN_TRUE;
 }
 
-static PyObject *use_threads(PyObject *Py_UNUSED(self), PyObject *n)
+static PyObject *use_threads(PyObject *Py_UNUSED(self), PyObject *args)
 {
-    long found = PyLong_AsLong(n);
-    if (found == -1 && PyErr_Occurred())
+    int found, alone;
+    if (!PyArg_ParseTuple(args, "ip:use_threads", &found, &alone))
         return NULL;
     pthread_mutex_lock(&one_work);
-    atomic_store(&n_threads, found < 1 ? 1 : found > n_workers ? n_workers + 1 : (int)found);
+    atomic_store(&n_threads, found < 1 ? 1 : found > n_workers ? n_workers + 1 : found);
+    atomic_store(&is_alone, alone);
     pthread_mutex_unlock(&one_work);
     Py_RETURN_NONE;
 }
@@ -303,7 +307,7 @@ static PyObject *end_blas(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(nothing
 PyMethodDef synkhronos_thread_functions[] = {
     {"serve_blas", serve_blas, METH_VARARGS,
      "serve_blas(address, n_threads)\n--\n\nRun the threads of an OpenBLAS; return whether that is possible."},
-    {"use_threads", use_threads, METH_O, "use_threads(n)\n--\n\nSet how many threads may compute."},
+    {"use_threads", use_threads, METH_VARARGS, "use_threads(n, is_alone)\n--\n\nSet how many threads may compute."},
     {"end_blas", end_blas, METH_NOARGS, "end_blas()\n--\n\nEnd the threads; OpenBLAS then uses its own again."},
     {NULL, NULL, 0, NULL},
 };

@@ -17,8 +17,9 @@ struct synkhronos_blas {
     size_t item_bytes;
 };
 
-/* The capsule `synkhronos._native.native.threads` holds a pointer to this. */
-#define SYNKHRONOS_THREADS_NAME "synkhronos._native.native.threads"
+/* The capsule `threads` of the module holds a pointer to this. */
+/* The number changes with each change of this file's structs, because modules that Theano has cached keep the old ones. */
+#define SYNKHRONOS_THREADS_NAME "synkhronos._native.native.threads 1"
 struct synkhronos_threads {
     /* Return the number of threads that may compute now, this one included. */
     int (*count)(void);
@@ -35,10 +36,10 @@ extern const struct synkhronos_threads synkhronos_threads;
 
 namespace synkhronos {
 
-// Returns the threads of `synkhronos._native`; 0 if it is not loaded. The caller holds Python's lock.
+// Returns the threads of `synkhronos._native`; 0 if it is not loaded, or was not found by a thread with Python's lock.
 static inline const struct synkhronos_threads *threads() {
     static const struct synkhronos_threads *found = 0;
-    if (!found) {
+    if (!found && PyGILState_Check()) {
         PyObject *module = PyDict_GetItemString(PyImport_GetModuleDict(), "synkhronos._native.native");
         PyObject *capsule = module ? PyObject_GetAttrString(module, "threads") : 0;
         if (capsule) found = (const struct synkhronos_threads *)PyCapsule_GetPointer(capsule, SYNKHRONOS_THREADS_NAME);

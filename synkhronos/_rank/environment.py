@@ -146,14 +146,14 @@ class ThreadLimits:
         self.is_wide = True
         while self._unserved:  # not earlier: a session that never comes here needs no threads
             native.serve_blas(*self._unserved.pop())
-        native.use_threads(self.most_threads)
+        native.use_threads(self.most_threads, True)
         for set_threads, all_threads, _ in self._switches:
             set_threads(all_threads)
 
     def narrow(self) -> None:
         """Undo `widen`."""
         self.is_wide = False
-        native.use_threads(self._n_threads)
+        native.use_threads(self._n_threads, False)
         for set_threads, _, own in self._switches:
             set_threads(own)
 

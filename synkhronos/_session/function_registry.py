@@ -176,6 +176,7 @@ class FunctionRegistry:
         self._send(self._dump({}, also=variables))
 
     def _dump(self, functions: dict[int, Any], **options: Any) -> _graph.Bundle:
+        self._replicas.begin_loading()
         known, place = self._replica.variables, self._replicas.place
         return _graph.dump(functions, known, definitions=self._definitions, place=place, **options)
 

@@ -12,7 +12,7 @@ import numpy as np
 from synkhronos import _graph
 from synkhronos._backends import is_random_state
 from synkhronos._graph import SentValue
-from synkhronos._memory import Place, place_of
+from synkhronos._memory import Place, look_at_free_memory, place_of
 from synkhronos._native import native
 from synkhronos._rank import Broadcast, Command, Digest, Get, Replica, Share, Unshare
 from synkhronos._session.diagnostics import warn
@@ -69,7 +69,8 @@ class StaleReplicas:
         self.keys: set[int] = set()
         self.shared: set[int] = set()
         self.lead: float | None = None
-        self._table, self._heap = replica.variables, replica.heap
+        self._table, self._heap, self._n_ranks = replica.variables, replica.heap, replica.n_ranks
+        self._placed: dict[int, np.ndarray] = {}  # by the id of a container, while variables are loaded
         self._shares = shares and replica.heap.base is not None
 
     def updates_of(self, variables: Sequence[Any]) -> Updates:
@@ -104,31 +105,41 @@ class StaleReplicas:
         native.note_values(updates.unknown, False)
 
     def send(self, issue: Callable[[Command], Any]) -> None:
-        """Give the other ranks the values, by ``issue(command)``."""
+        """Give the other ranks the values, by ``issue(command)``.
+
+        A variable of which another thread changes the value meanwhile stays stale.
+        """
+        variables, wanted = self._known(self.keys), set(self.keys)
+        syncs = {key: _graph.sync_of(var.container) for key, var in variables.items()}
         blocks: dict[int, np.ndarray] = {}
-        places: dict[int, Place] = {}
-        copied = {}
-        variables = self._known(self.keys)
+        copied = []
         for key, var in variables.items():
             value = _graph.value_for_others(var)
-            if _graph.sync_of(var.container).viewed is not value:
-                block = self._block(var, value)
-                place = None if block is None else place_of(self._heap, block)
-                if block is None or place is None:
-                    copied[key] = var
+            if value is None or syncs[key].viewed is not value:
+                block = self._block(var, value, others=blocks)
+                if block is None:
+                    copied.append(key)
                 else:
-                    blocks[key], places[key] = block, place
+                    syncs[key].stale = blocks[key] = block
         if blocks:
-            issue(Share(tuple(places), tuple(places.values())))
-            self._note(blocks, variables)
+            with deferred_interrupts():  # some workers may view either array until all have answered
+                for key in blocks:
+                    syncs[key].viewed = None
+                self.shared.update(blocks)
+            places = [place for place in map(self._place, blocks.values()) if place is not None]
+            issue(Share(tuple(blocks), tuple(places)))
         if copied:
             viewed = self.shared.intersection(copied)
             if viewed:  # which the broadcast must not overwrite
                 issue(Unshare(tuple(viewed)))
                 self._note(dict.fromkeys(viewed), variables)
-            values = [_graph.host_array(var, value=_graph.value_for_others(var)) for var in copied.values()]
-            issue(Broadcast(tuple(copied), tuple([value.shape for value in values])))
-        self._set_stale(self.keys, None)
+            pairs = [(var, _graph.value_for_others(var)) for var in map(variables.__getitem__, copied)]
+            shapes = [_graph.host_array(var, value=value).shape for var, value in pairs]
+            issue(Broadcast(tuple(copied), tuple(shapes)))
+        with deferred_interrupts():
+            changed = {key for key, block in blocks.items() if syncs[key].stale is not block}
+            self._note({key: block for key, block in blocks.items() if key not in changed}, variables)
+            self._set_stale(wanted - changed, None)
 
     def clear(self) -> None:
         """Forget all variables, because the other ranks have ended."""
@@ -144,44 +155,73 @@ class StaleReplicas:
 
     def place(self, var: Any) -> Place | None:
         """Return the place of the array that workers without a variable are to view; ``None``: they get a copy."""
-        viewed = _graph.sync_of(var.container).viewed
-        if viewed is None and self._table.key(var) is None:
-            viewed = self._block(var, _graph.get_array(var))
-        return None if viewed is None else place_of(self._heap, viewed)
+        key = self._table.key(var)
+        if key is None:
+            array = self._block(var, _graph.get_array(var), others=self._placed)
+            if array is not None:
+                self._placed[id(var.container)] = array
+        else:
+            array = _graph.sync_of(var.container).viewed if key in self.shared else None
+        return None if array is None else self._place(array)
+
+    def begin_loading(self) -> None:
+        """Begin to ask for the places of variables that the workers do not have yet."""
+        self._placed.clear()
 
     def note_loaded(self, variables: Mapping[int, Any]) -> None:
-        """Record that the workers have loaded these variables, and view the arrays that have a `place`."""
-        arrays = {key: _graph.get_array(var) for key, var in variables.items()}
-        shared = {key: one for key, one in arrays.items() if self._is_shareable(variables[key], one)}
-        self._note({key: one for key, one in shared.items() if place_of(self._heap, one) is not None}, variables)
+        """Record that the workers have loaded these variables, and view the arrays whose `place` they got."""
+        self._note({key: self._placed.get(id(var.container)) for key, var in variables.items()}, variables)
+        self._placed.clear()
+        self.shared.intersection_update(self._table.items())
 
     def unshare(self, keys: Set[int], issue: Callable[[Command], Any]) -> None:
         """Have the workers copy the values of some variables that they view, by ``issue(command)``."""
         variables = self._known(keys)
+        viewed: dict[int, Any] = {}
         with deferred_interrupts():  # if a worker fails, some have copies, and all get the values again
             self.keys.update(variables)
-            for var in variables.values():
+            for key, var in variables.items():
                 sync = _graph.sync_of(var.container)
-                sync.stale = sync.viewed
-            self._note(dict.fromkeys(keys), variables)
+                viewed[key] = sync.stale = sync.viewed
+                sync.viewed = None
         if variables:
             issue(Unshare(tuple(variables)))
-            self._set_stale(set(variables), None)
+        with deferred_interrupts():
+            self._note(dict.fromkeys(keys), variables)
+            syncs = {key: _graph.sync_of(var.container) for key, var in variables.items()}
+            self._set_stale({key for key, sync in syncs.items() if sync.stale is viewed[key]}, None)
 
     def _is_shareable(self, var: Any, value: Any) -> bool:
         is_large = isinstance(value, np.ndarray) and value.nbytes >= native.SMALLEST_BLOCK
         return self._shares and is_large and _graph.is_host_variable(var) and not is_random_state(var)
 
-    def _block(self, var: Any, value: Any) -> np.ndarray | None:
-        """Return a value in the heap, where it is moved if needed; ``None`` if the other ranks must have copies."""
+    def _place(self, array: np.ndarray) -> Place | None:
+        return place_of(self._heap, array)
+
+    def _block(self, var: Any, value: Any, others: Mapping[Any, np.ndarray]) -> np.ndarray | None:
+        """Return a value in the heap, where it is moved if needed; ``None`` if the other ranks must have copies.
+
+        Parameters
+        ----------
+        var : shared variable
+        value : object
+        others : dict of array
+            Arrays that the workers are about to view as other variables.
+        """
         if not self._is_shareable(var, value):
             return None
-        if place_of(self._heap, value) is not None:
-            return value
+        is_own = True  # if the program has set two variables to one array, a change of one must not change the other
+        if self._place(value) is not None:
+            viewed = [_graph.sync_of(one.container).viewed for one in self._known(self.shared - self.keys).values()]
+            is_own = not any(value is one for one in (*others.values(), *viewed))
+            if is_own:
+                return value
+        if self._heap.short:
+            look_at_free_memory(self._heap, self._n_ranks)
         block: np.ndarray = self._heap.call(_copied, value)
-        if place_of(self._heap, block) is None:  # there is no room
+        if self._place(block) is None:
             return None
-        if _graph.get_array(var) is value:
+        if is_own and _graph.get_array(var) is value:
             _graph.set_array(var, block)
         return block
 

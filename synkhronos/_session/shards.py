@@ -248,7 +248,7 @@ class Shards:
                     self._origins[var.container] = [None] * self._n_ranks
                 self._change(var, ranks)
                 lost.get(var.container, set()).difference_update(ranks)
-        elif isinstance(command, _rank.Broadcast):
+        elif isinstance(command, (_rank.Broadcast, _rank.Share)):
             for var in self._variables(command.variables):
                 lost.pop(var.container, None)
                 equal.append(var)

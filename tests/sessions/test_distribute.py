@@ -141,7 +141,8 @@ def test_dropped_functions_and_variables_are_released_on_the_workers(two):
         use_and_drop()
         gc.collect()
         tick(np.ones(4))
-    wait_for(lambda: tick(np.ones(4)) == 4 and memory().rss < before + 60e6, "freed memory")
+    # the heap keeps one block of the controller, which the worker viewed, and one of the worker's own
+    wait_for(lambda: tick(np.ones(4)) == 4 and memory().rss < before + 110e6, "freed memory")
 
 
 def test_a_variable_that_lives_on_keeps_its_replicas(two):

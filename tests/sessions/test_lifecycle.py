@@ -238,7 +238,7 @@ def test_messages_of_level_debug(two, caplog):
     lines = [record.getMessage() for record in caplog.records if record.levelname == "DEBUG"]
     expected = [
         r"compiled the function total\(x\) in \d+\.\d\d s",
-        r"distributed the function total\(x\) in \d+\.\d\d s: a graph of \d+ bytes, and \d{8} bytes of values; "
+        r"distributed the function total\(x\) in \d+\.\d\d s: a graph of \d+ bytes, and \d+ bytes of values; "
         r"new shared variables: (w, large|large, w)",
         r"compiled the function total \(Variant\(accumulate=True.*\)\)\(x\) in \d+\.\d\d s",
         r"distributed the function total \(Variant\(accumulate=True.*new shared variables: none",

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from backend import T, theano
 from process_state import kill, worker_pids
+from scripts import run_script
 
 import synkhronos as synk
-from synkhronos._session import current
+from synkhronos._memory import look_at_free_memory
+from synkhronos._session import current, replicas
 
 SMALL, LARGE = 100, 5000  # elements: copied to each rank, and stored once
 STEPS = 60
@@ -186,3 +188,165 @@ def test_new_workers_see_later_updates(synchronize, is_private):
     for number in range(2, 4):
         step(np.ones(3))
         assert [synk.get_value(rank, var)[-1] for rank in (1, 2)] == [1 + 3 * number] * 2
+
+
+def test_new_workers_get_no_rows_that_a_broadcast_has_replaced(synchronize):
+    synchronize(3, restart_workers=True)
+    var, x = theano.shared(np.zeros((3 * LARGE, 1)), "var"), T.dvector("x")
+    total = synk.function([x], (var.sum() + 0 * x.sum(), "sum"))
+    rows = np.arange(3.0 * LARGE).reshape(-1, 1)
+    synk.distribute()
+    synk.scatter(var, rows)
+    synk.broadcast(var)
+    kill(worker_pids()[0])
+    with pytest.raises(synk.WorkerRestarted):
+        total(np.ones(3))
+    for rank in range(3):
+        np.testing.assert_array_equal(synk.get_value(rank, var), rows[:LARGE])
+    assert total(np.ones(3)) == 3 * rows[:LARGE].sum()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("action", ["unshare", "send"])
+def test_an_interrupt_leaves_no_rank_with_a_wrong_value(synchronize, action, moment):
+    """Some workers may have executed the command; each gets the value again."""
+    synchronize(3)
+    var, x = theano.shared(np.ones(LARGE), "var"), T.dvector("x")
+    step = synk.function([x], [], updates=[(var, var + x.sum())], exact=True, plan="controller")
+    double = theano.function([], [], updates=[(var, 2 * var)])
+    synk.distribute()
+    session = current("test")
+    stale, keys, first = session.stale, set(session.keys([var])), var.get_value(borrow=True)
+    if action == "send":
+        var.set_value(np.full(LARGE, 5.0))
+        step(np.ones(3))  # the new value is in another block
+
+    def interrupted(command):
+        if moment == "after":
+            session.issue(command)
+        raise KeyboardInterrupt
+
+    with session.lock, pytest.raises(KeyboardInterrupt):
+        if action == "send":
+            stale.send(interrupted)
+        else:
+            stale.unshare(keys, interrupted)
+    expected = 1
+    if action == "unshare":
+        double()  # on the controller alone
+    else:
+        var.set_value(first, borrow=True)  # the array that the workers viewed before
+        step(np.ones(3))
+        expected = 4
+    assert [synk.get_value(rank, var)[0] for rank in (1, 2)] == [expected] * 2
+    var.set_value(np.full(LARGE, 2.0))
+    step(np.ones(3))
+    step(np.ones(3))
+    assert [synk.get_value(rank, var)[0] for rank in (1, 2)] == [8, 8]
+
+
+def test_values_for_which_there_is_no_room_are_copied(synchronize, monkeypatch):
+    synchronize(3)
+    var, x = theano.shared(np.ones(LARGE), "var"), T.dvector("x")
+    step = synk.function([x], [], updates=[(var, var + x.sum())], exact=True, plan="controller")
+    session = current("test")
+    load, heap = session._functions._load, session.replica.heap
+
+    def load_with_room(bundle, ranks):
+        load(bundle, ranks)
+        look_at_free_memory(heap, 3)
+
+    monkeypatch.setattr(replicas, "look_at_free_memory", lambda heap, n_ranks: None)
+    monkeypatch.setattr(session._functions, "_load", load_with_room)
+    heap.trim()
+    heap.allow(0)
+    synk.distribute()
+    assert not workers_view(session, var)
+    for number in (1, 2):
+        step(np.ones(3))
+        assert [synk.get_value(rank, var)[0] for rank in (1, 2)] == [1 + 3 * number] * 2
+
+
+def workers_view(session, var):
+    """Return whether the workers view a variable."""
+    return session.stale.shared.intersection(session.keys([var]))
+
+
+def test_variables_with_one_array_are_separate_on_the_workers(synchronize):
+    n_ranks = synchronize(3)
+    x = T.dvector("x")
+    one, other = (theano.shared(np.ones(LARGE), name) for name in ("one", "other"))
+    add = synk.function([x], [(other.sum() + 0 * x.sum(), "sum")], updates=[(one, one + 1)])
+    synk.distribute()
+    other.set_value(one.get_value(borrow=True), borrow=True)
+    synk.broadcast(other)
+    for number in range(3):
+        assert add(np.ones(3))[0] >= n_ranks * LARGE
+        assert [synk.get_value(rank, one)[0] for rank in (1, 2)] == [2 + number] * 2
+        assert [synk.get_value(rank, other)[0] for rank in (1, 2)] == [1, 1]
+
+
+CHILD = """
+import os
+import numpy as np
+from backend import T, theano
+import synkhronos as synk
+
+var, x = theano.shared(np.ones(5000), "var"), T.dvector("x")
+
+def build():
+    return synk.function([x], [], updates=[(var, var + x.sum())], exact=True, plan="controller")
+
+synk.fork(2, use_gpu=False)
+step = build()
+step(np.ones(3))
+synk.distribute()
+pid = os.fork()
+if pid == 0:
+    synk.fork(2, use_gpu=False)
+    own = build()
+    synk.distribute()
+    for number in (1, 2):
+        own(np.ones(3))
+        assert synk.get_value(1, var)[0] == 4 + 3 * number
+    synk.close()
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+step(np.ones(3))
+assert synk.get_value(1, var)[0] == 7
+synk.close()
+print("done")
+"""
+
+
+def test_a_session_of_a_forked_process_shares_its_own_memory():
+    out, _ = run_script(CHILD)
+    assert out == "done\n"
+
+
+class SumInChild(theano.Op):
+    """Sum of a vector, which a child process computes."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [T.dscalar()])
+
+    def perform(self, node, inputs, outputs):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(writer, str(inputs[0].sum()).encode())
+            os._exit(0)
+        os.close(writer)
+        outputs[0][0] = np.asarray(float(os.read(reader, 100) or "nan"))
+        os.close(reader)
+        os.waitpid(pid, 0)
+
+
+def test_a_process_that_a_worker_forks_reads_variables(no_session):
+    synk.fork(2, use_gpu=False)
+    var, x = theano.shared(np.ones(LARGE), "var"), T.dvector("x")
+    total = synk.function([x], (SumInChild()(var) + 0 * x.sum(), "sum"))
+    assert total(np.ones(2)) == 2 * LARGE
+    assert total(np.ones(2)) == 2 * LARGE
