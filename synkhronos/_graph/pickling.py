@@ -371,7 +371,9 @@ def _portable(value: Any) -> Any:
     return _backends.to_host(value) if _backends.is_device_array(value) else value
 
 
-def load(bundle: Bundle, variables: VariableTable, stream: int, view: Callable[[Place], Any]) -> dict[int, Any]:
+def load(
+    bundle: Bundle, variables: VariableTable, stream: int, view: Callable[[Place], Any] | None = None
+) -> dict[int, Any]:
     """Unpickle functions on another rank, and add their new shared variables to ``variables``.
 
     Parameters
@@ -384,7 +386,7 @@ def load(bundle: Bundle, variables: VariableTable, stream: int, view: Callable[[
         Number of the rank's own random stream. Random states that are not common to all ranks are moved to it; 0 leaves
         them unchanged.
     view : callable
-        ``view(place)`` returns the array at a place.
+        ``view(place)`` returns the array at a place. Default: no values were placed.
 
     Returns
     -------
@@ -402,6 +404,7 @@ def load(bundle: Bundle, variables: VariableTable, stream: int, view: Callable[[
         if is_random and stream:
             value = _backends.other_stream(value, stream)
         elif isinstance(value, Place):
+            assert view is not None
             value = view(value)
         elif id(value) in seen and isinstance(value, np.ndarray):
             value = value.copy()  # variables of the program that share an array have their own on the controller, too
