@@ -113,10 +113,11 @@ class StaleReplicas:
         syncs = {key: _graph.sync_of(var.container) for key, var in variables.items()}
         blocks: dict[int, np.ndarray] = {}
         copied = []
+        viewed = self._viewed(but=self.keys)
         for key, var in variables.items():
             value = _graph.value_for_others(var)
             if value is None or syncs[key].viewed is not value:
-                block = self._block(var, value, others=blocks)
+                block = self._block(var, value, lambda: (*viewed, *blocks.values()))
                 if block is None:
                     copied.append(key)
                 else:
@@ -129,22 +130,22 @@ class StaleReplicas:
             places = [place for place in map(self._place, blocks.values()) if place is not None]
             issue(Share(tuple(blocks), tuple(places)))
         if copied:
-            viewed = self.shared.intersection(copied)
-            if viewed:  # which the broadcast must not overwrite
-                issue(Unshare(tuple(viewed)))
-                self._note(dict.fromkeys(viewed), variables)
+            shared = self.shared.intersection(copied)
+            if shared:  # whose arrays the broadcast must not overwrite
+                issue(Unshare(tuple(shared)))
+                self._note(dict.fromkeys(shared), variables)
             pairs = [(var, _graph.value_for_others(var)) for var in map(variables.__getitem__, copied)]
             shapes = [_graph.host_array(var, value=value).shape for var, value in pairs]
             issue(Broadcast(tuple(copied), tuple(shapes)))
         with deferred_interrupts():
             changed = {key for key, block in blocks.items() if syncs[key].stale is not block}
             self._note({key: block for key, block in blocks.items() if key not in changed}, variables)
-            self._set_stale(wanted - changed, None)
+            self._end_stale(wanted - changed)
 
     def clear(self) -> None:
         """Forget all variables, because the other ranks have ended."""
         with deferred_interrupts():
-            self._set_stale(self.keys, None)
+            self._end_stale(self.keys)
             self._note(dict.fromkeys(self.shared), self._known(self.shared))
 
     # -- values that exist once
@@ -157,7 +158,8 @@ class StaleReplicas:
         """Return the place of the array that workers without a variable are to view; ``None``: they get a copy."""
         key = self._table.key(var)
         if key is None:
-            array = self._block(var, _graph.get_array(var), others=self._placed)
+            value = _graph.get_array(var)
+            array = self._block(var, value, lambda: (*self._viewed(), *self._placed.values()))
             if array is not None:
                 self._placed[id(var.container)] = array
         else:
@@ -177,19 +179,18 @@ class StaleReplicas:
     def unshare(self, keys: Set[int], issue: Callable[[Command], Any]) -> None:
         """Have the workers copy the values of some variables that they view, by ``issue(command)``."""
         variables = self._known(keys)
+        syncs = {key: _graph.sync_of(var.container) for key, var in variables.items()}
         viewed: dict[int, Any] = {}
         with deferred_interrupts():  # if a worker fails, some have copies, and all get the values again
             self.keys.update(variables)
-            for key, var in variables.items():
-                sync = _graph.sync_of(var.container)
+            for key, sync in syncs.items():
                 viewed[key] = sync.stale = sync.viewed
                 sync.viewed = None
         if variables:
             issue(Unshare(tuple(variables)))
         with deferred_interrupts():
             self._note(dict.fromkeys(keys), variables)
-            syncs = {key: _graph.sync_of(var.container) for key, var in variables.items()}
-            self._set_stale({key for key, sync in syncs.items() if sync.stale is viewed[key]}, None)
+            self._end_stale({key for key, sync in syncs.items() if sync.stale is viewed[key]})
 
     def _is_shareable(self, var: Any, value: Any) -> bool:
         is_large = isinstance(value, np.ndarray) and value.nbytes >= native.SMALLEST_BLOCK
@@ -198,22 +199,25 @@ class StaleReplicas:
     def _place(self, array: np.ndarray) -> Place | None:
         return place_of(self._heap, array)
 
-    def _block(self, var: Any, value: Any, others: Mapping[Any, np.ndarray]) -> np.ndarray | None:
+    def _viewed(self, but: Set[int] = frozenset()) -> list[Any]:
+        """Return the arrays that the workers view, except for those of some variables."""
+        return [_graph.sync_of(var.container).viewed for var in self._known(self.shared - but).values()]
+
+    def _block(self, var: Any, value: Any, others: Callable[[], Sequence[Any]]) -> np.ndarray | None:
         """Return a value in the heap, where it is moved if needed; ``None`` if the other ranks must have copies.
 
         Parameters
         ----------
         var : shared variable
         value : object
-        others : dict of array
-            Arrays that the workers are about to view as other variables.
+        others : callable
+            ``others()`` returns the arrays that the workers view, or are about to view, as other variables.
         """
         if not self._is_shareable(var, value):
             return None
         is_own = True  # if the program has set two variables to one array, a change of one must not change the other
         if self._place(value) is not None:
-            viewed = [_graph.sync_of(one.container).viewed for one in self._known(self.shared - self.keys).values()]
-            is_own = not any(value is one for one in (*others.values(), *viewed))
+            is_own = not any(value is one for one in others())
             if is_own:
                 return value
         if self._heap.short:
@@ -233,10 +237,11 @@ class StaleReplicas:
                     _graph.sync_of(variables[key].container).viewed = array
                 (self.shared.discard if array is None else self.shared.add)(key)
 
-    def _set_stale(self, keys: Set[int], value: Any) -> None:
+    def _end_stale(self, keys: Set[int]) -> None:
+        """Record that the other ranks have the values of some variables, or need them no more."""
         with deferred_interrupts():
             variables = self._known(keys).values()
-            native.set_stale(tuple([_graph.sync_of(var.container) for var in variables]), value)
+            native.set_stale(tuple([_graph.sync_of(var.container) for var in variables]), None)
             self.keys.difference_update(keys)
 
     def _known(self, keys: Collection[int]) -> dict[int, Any]:
