@@ -187,6 +187,9 @@ class WorkerRestarted(SynkhronosError, RuntimeError):
         The ranks whose workers were replaced.
     lost : list of shared variables
         The variables of which rows are lost.
+    updated : bool or None
+        Whether a call of an exact function has made all of its updates, so that only its outputs are lost, or none of
+        them. ``None`` for other calls, and for exact functions without large variables: it is not known.
 
     Examples
     --------
@@ -198,10 +201,13 @@ class WorkerRestarted(SynkhronosError, RuntimeError):
     ...         synk.broadcast(s, [1, 2])
     """
 
-    def __init__(self, message: str, ranks: tuple[int, ...], lost: list[Any] | None = None) -> None:
+    def __init__(
+        self, message: str, ranks: tuple[int, ...], lost: list[Any] | None = None, *, updated: bool | None = None
+    ) -> None:
         super().__init__(message)
         self.ranks = ranks
         self.lost = lost or []
+        self.updated = updated
 
 
 class WorkerTimeout(SynkhronosError, TimeoutError):

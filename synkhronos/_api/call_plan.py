@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import count, zip_longest
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -25,8 +25,9 @@ from synkhronos._costs import Estimate
 from synkhronos._graph import Graph, Variant
 from synkhronos._graph.ops import Cut
 from synkhronos._memory import ArrayRef
-from synkhronos._rank import Call, Follow, RowsRef, Source
+from synkhronos._rank import Call, Follow, RowsRef, SlicedUpdate, Source, Step
 from synkhronos._session import Place, Session, Staged, can_be_read
+from synkhronos._sharding import Slices
 from synkhronos._utils.interrupts import let_interrupts_pass
 from synkhronos._utils.rows import Rows, Selection, select, select_per_rank, shares, shift
 
@@ -459,6 +460,10 @@ class Planner:
         modes = self._results.modes
         wanted = tuple(range(len(modes))) if subset is None else subset
         graph, follow = self._graph, None
+        slices = self._slices(session, distributed, num_slices)
+        step = None if slices is None else _step(session, distributed, slices)
+        if slices is not None:
+            graph, subset = slices.graph, (*wanted, *range(len(modes), len(slices.graph.outputs)))
         parts = self._collectives.parts if num_slices > 1 and self._collectives.any else None
         if parts is not None:
             graph, subset, follow = self._in_two(distributed, wanted, *parts)
@@ -493,8 +498,13 @@ class Planner:
             kept=session.keys(self._collectives.kept(counts)),
             follow=follow,
             starts=staging.starts,
+            step=step,
         )
         return call, staging.places
+
+    def _slices(self, session: Session, distributed: Callable[[Variant, Graph], int], num_slices: int) -> Slices | None:
+        """Return how the function's updates are computed by slices; ``None``: the function computes them."""
+        return None
 
     def _in_two(
         self, distributed: Callable[[Variant, Graph], int], wanted: Sequence[int], cut: Cut, before: Graph, after: Graph
@@ -518,6 +528,22 @@ class Planner:
         )
         entering = range(n_local, n_local + len(cut.ops))
         return before, (*(cut.before.index(i) for i in local), *entering), follow
+
+
+def _step(session: Session, distributed: Callable[[Variant, Graph], int], slices: Slices) -> Step:
+    """Return the updates of a call that are computed by slices, for the ranks."""
+    position = count(len(slices.others))
+    sliced = []
+    for group in slices.groups:
+        inputs = [
+            (leaf.kind, session.keys([leaf.variable])[0] if leaf.kind == "value" else next(position))
+            for leaf in group.leaves
+        ]
+        sliced.append(
+            SlicedUpdate(distributed(Variant(), group.function), session.keys(group.variables), tuple(inputs))
+        )
+    adopted = frozenset(session.keys(slices.adopted))
+    return Step(session.keys(slices.others), adopted, tuple(sliced))
 
 
 def _some(subset: tuple[int, ...], n: int) -> tuple[int, ...] | None:

@@ -18,9 +18,9 @@ from synkhronos._api.functions import MOST_PLANS, Function
 from synkhronos._costs import Estimate
 from synkhronos._graph import Graph, Variant
 from synkhronos._processes import FUNCTION
-from synkhronos._rank import Call
+from synkhronos._rank import MOST_PARTIALS, MOST_VALUES, Call
 from synkhronos._session import Place, Session, Updates, current
-from synkhronos._sharding import ShardedGraph, rules  # noqa: F401 - the rules register themselves
+from synkhronos._sharding import ShardedGraph, Slices, rules  # noqa: F401 - the rules register themselves
 from synkhronos._utils.interrupts import new_lock
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
@@ -188,6 +188,10 @@ class ExactFunction(Function):
     def _forget_plans(self) -> None:
         self._repetition = None
         self._plans = ChosenPlans(MOST_PLANS, self._prefers_controller, self._latest)
+
+    def _is_valid(self, session: Session, call: Call | ControllerCall) -> bool:
+        step = call.step if isinstance(call, Call) else None
+        return step is None or session.view([key for one in step.sliced for key in one.variables])
 
     def _note_call(self, session: Session, call: ControllerCall, arrays: Sequence[Any], single: bool) -> None:
         assert self._alone is not None
@@ -549,6 +553,14 @@ class _ExactPlanner(Planner):
         counts = tuple(n_rows * (rank == call.controller) for rank in range(session.n_ranks))
         shares = (Rows(0, n_rows),) * session.n_ranks
         return call._replace(shares=shares, counts=counts, all_compute=n_rows == 0), refs
+
+    def _slices(self, session: Session, distributed: Callable[[Any, Graph], int], num_slices: int) -> Slices | None:
+        if num_slices > 1 or session.sequencer.place or not session.stale.shares or self._graph.slices is None:
+            return None
+        slices = self._graph.slices
+        distributed(Variant(), self._graph)  # brings all variables to the ranks
+        fits = slices.n_partials <= MOST_PARTIALS and max(len(one.variables) for one in slices.groups) <= MOST_VALUES
+        return slices if fits and session.view(session.keys(slices.variables)) else None
 
     def _follow_rows(self, session: Session, inputs: Inputs, rows: list[Selection] | None) -> Inputs:
         """Return the inputs with the ranks' shards changed to those of the sliceable shared variables."""

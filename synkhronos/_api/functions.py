@@ -315,7 +315,11 @@ class Function:
                     signature = make_signature(values, batch, self._scattered, on_ranks, num_slices, subset, place)
                 if signature is not None:
                     plan = self._plans.get(signature.key, self._n_changes)
-                    if plan is not None and (not signature.contents or session.restage(plan[1], signature.contents)):
+                    if (
+                        plan is not None
+                        and (not signature.contents or session.restage(plan[1], signature.contents))
+                        and self._is_valid(session, plan[0])
+                    ):
                         call = plan[0]
             if call is None:
                 parsed = batch if signature is None or signature.batch is None else signature.batch
@@ -370,6 +374,10 @@ class Function:
                     for i, (one, value) in enumerate(zip(self._inputs, values))
                 ]
         return values
+
+    def _is_valid(self, session: Session, call: Call | ControllerCall) -> bool:
+        """Return whether a planned call can be made as it is, after preparing for it if needed."""
+        return True
 
     def _note_call(self, session: Session, call: ControllerCall, arrays: Sequence[Any], single: bool) -> None:
         """Prepare for further calls on the controller with NumPy arrays of these shapes and dtypes."""

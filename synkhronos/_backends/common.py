@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["FOR_EXACT", "Absent", "Loop", "only_scaled", "read_loop", "skip"]
+__all__ = ["FOR_EXACT", "FOR_SLICES", "Absent", "Loop", "only_scaled", "read_loop", "skip"]
 
-#: Tag of rewrites for exact functions; `synkhronos._theano_compat.one_pass` has it, too.
-FOR_EXACT = "synkhronos_exact"
+#: Tags of rewrites for exact functions, and for their functions of slices; `synkhronos._theano_compat.one_pass` has
+#: them, too.
+FOR_EXACT, FOR_SLICES = "synkhronos_exact", "synkhronos_slices"
 
 
 def only_scaled(node: Any, product: Any, users_of: Callable[[Any], Sequence[Any]]) -> bool:

@@ -25,6 +25,7 @@ __all__ = [
     "label_prints",
     "length_along",
     "make_printable",
+    "mode_for_slices",
     "name_of_mode",
     "rebuilt",
     "reduced",
@@ -101,6 +102,12 @@ def exact_mode(mode: Any) -> Any:
     if "fast_run" not in getattr(rewrites, "include", ()):
         return mode
     return found.including(_backends.FOR_EXACT).excluding("local_dot22_to_dot22scalar")
+
+
+def mode_for_slices(mode: Any) -> Any:
+    """Return the mode for functions of slices, in which all outputs are computed in one pass."""
+    found = _backends.get_mode(mode)
+    return found.including(_backends.FOR_SLICES) if type(found) is _backends.Mode else mode
 
 
 def name_of_mode(mode: Any) -> str:

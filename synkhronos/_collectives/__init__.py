@@ -11,5 +11,5 @@ from synkhronos._collectives.nccl import (
     nccl_reduces,
 )
 from synkhronos._collectives.reductions import OPS, Accumulator, check_op, combine, lists_ops, result_dtype
-from synkhronos._collectives.shared_memory import ShapesDiffer, SharedMemoryTransport, Workspace
+from synkhronos._collectives.shared_memory import NOTES, ShapesDiffer, SharedMemoryTransport, Workspace
 from synkhronos._collectives.transport import HostTransport, Part, Transport

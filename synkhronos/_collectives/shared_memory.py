@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from synkhronos._processes import Barrier, Timeline
 
 OUTBOX_BYTES = 64 * 1024
+NOTES = 4096  # of a rank
 
 
 class Workspace:
@@ -37,15 +38,19 @@ class Workspace:
         Small results that workers return to the controller.
     nccl_signatures : int64 array of shape (2, n_ranks)
         Hashes of the shapes that ranks pass to `NcclTransport`.
+    notes : int64 array of shape (n_ranks, NOTES)
+        Notes of each rank on its part of a step; see `Steps`.
     """
 
     def __init__(self, n_ranks: int) -> None:
         n_bytes = aligned(native.Collectives.bytes_for(n_ranks))
-        segment = Segment.create(n_bytes + n_ranks * (OUTBOX_BYTES + 2 * 8))
+        segment = Segment.create(n_bytes + n_ranks * (OUTBOX_BYTES + (2 + NOTES) * 8))
         segment.close_fd()
         self.memory = segment.bytes[:n_bytes]
         self.outboxes = segment.array((n_ranks, OUTBOX_BYTES), np.uint8, n_bytes)
         self.nccl_signatures = segment.array((2, n_ranks), np.int64, n_bytes + self.outboxes.nbytes)
+        n_bytes += self.outboxes.nbytes + self.nccl_signatures.nbytes
+        self.notes = segment.array((n_ranks, NOTES), np.int64, n_bytes)
 
 
 class ShapesDiffer(Exception):

@@ -24,6 +24,7 @@ from synkhronos._graph.shared_variables import (
     get_array,
     host_array,
     is_host_variable,
+    is_large,
     is_shared_variable,
     is_tensor_variable,
     memory_order,

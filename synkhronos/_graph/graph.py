@@ -36,6 +36,7 @@ from synkhronos._backends import (
     input_like,
     is_device_type,
     is_random_state,
+    mode_for_slices,
     ops,
     rebuilt,
     stay_on_device,
@@ -370,6 +371,12 @@ class Graph:
             sliceable_shareds=self.sliceable_shareds if inputs is None else (),
             kwargs={**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"},
         )
+
+    def of_slices(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph:
+        """Return a graph of elementwise operations of slices of arrays, which is compiled like this one."""
+        mode = mode_for_slices(self._kwargs.get("mode"))
+        kwargs = {"mode": mode, "on_unused_input": "ignore"}
+        return Graph([], outputs, bcast_inputs=inputs, updates=[], givens=None, sliceable_shareds=(), kwargs=kwargs)
 
     def _compile_plain(self, device: bool) -> Any:
         outputs = [stay_on_device(output) for output in self.outputs] if device else self.outputs

@@ -39,6 +39,9 @@ from synkhronos._native import native
 from synkhronos._native.native import SentValue, first_set  # noqa: F401 - for other folders
 from synkhronos._utils.interrupts import FinalizerQueue
 
+#: Size in bytes from which on a value exists once on a node.
+LEAST_BYTES = native.SMALLEST_BLOCK
+
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
@@ -55,6 +58,11 @@ def is_host_variable(obj: Any) -> bool:
 def is_tensor_variable(obj: Any) -> bool:
     """Return whether ``obj`` is a variable whose values are dense arrays, in host memory or on a GPU."""
     return is_host_variable(obj) or is_device_type(getattr(obj, "type", None))
+
+
+def is_large(var: Any, value: Any) -> bool:
+    """Return whether a value of a shared variable is an array that exists once on a node."""
+    return isinstance(value, np.ndarray) and value.nbytes >= LEAST_BYTES and is_host_variable(var)
 
 
 def shared_variables_of(function: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from synkhronos._memory.memfd import new_descriptor
+from synkhronos._memory.descriptors import new_descriptor
 from synkhronos._memory.segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec
 from synkhronos._native import native
 from synkhronos._utils.interrupts import deferred_interrupts
@@ -107,9 +107,10 @@ def place_of(heap: native.Heap, array: np.ndarray) -> Place | None:
     return None if offset is None else Place(offset, array.shape, dtype_spec(array.dtype))
 
 
-def array_at(heap: native.Heap, place: Place) -> np.ndarray:
+def array_at(heap: native.Heap, place: Place, writeable: bool = False) -> np.ndarray:
     """Return a view of the array at a place."""
-    return np.ndarray(place.shape, place.dtype, memoryview(heap), place.offset)
+    memory = memoryview(heap)
+    return np.ndarray(place.shape, place.dtype, memory if writeable else memory.toreadonly(), place.offset)
 
 
 def copy_around(to: np.ndarray, array: np.ndarray, own: Rows) -> None:

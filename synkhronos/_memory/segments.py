@@ -28,8 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from synkhronos._memory.descriptors import Descriptor
-from synkhronos._memory.memfd import anonymous_file, check_room, reserve
+from synkhronos._memory.descriptors import Descriptor, anonymous_file, check_room, reserve
 from synkhronos._utils.interrupts import FinalizerQueue, let_interrupts_pass
 
 _libc = ctypes.CDLL(None, use_errno=True)

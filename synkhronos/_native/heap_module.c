@@ -275,7 +275,7 @@ static int get_buffer(PyObject *object, Py_buffer *view, int flags)
         PyErr_SetString(PyExc_BufferError, "there is no memory that ranks share");
         return -1;
     }
-    return PyBuffer_FillInfo(view, object, base, (Py_ssize_t)heap_n_bytes(heap_of(object)), 1, flags);
+    return PyBuffer_FillInfo(view, object, base, (Py_ssize_t)heap_n_bytes(heap_of(object)), 0, flags);
 }
 
 static PyBufferProcs as_buffer = {.bf_getbuffer = get_buffer};

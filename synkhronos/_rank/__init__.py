@@ -25,9 +25,12 @@ from synkhronos._rank.commands import (
     RowsRef,
     Shapes,
     Share,
+    SlicedUpdate,
     Source,
+    Step,
     Unshare,
 )
 from synkhronos._rank.environment import digest_of_states, seed_rank
 from synkhronos._rank.messages import MOST_CACHED_BYTES, Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize
 from synkhronos._rank.replica import Replica, start_ranks
+from synkhronos._rank.steps import MOST_PARTIALS, MOST_VALUES, TornUpdate

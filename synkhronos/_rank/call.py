@@ -18,13 +18,15 @@ import numpy as np
 
 from synkhronos import _graph
 from synkhronos._backends import is_device_array, to_device, to_host
-from synkhronos._collectives import Accumulator, DeviceAccumulator, ShapesDiffer, accumulates
+from synkhronos._collectives import Accumulator, DeviceAccumulator, ShapesDiffer, Workspace, accumulates
 from synkhronos._graph.ops import RankContext
 from synkhronos._memory import SegmentTable
+from synkhronos._native import native
 from synkhronos._processes import COLLECTIVES, FUNCTION, SHUFFLE, ProcessGroup
 from synkhronos._rank.collective_handlers import CollectiveHandlers
-from synkhronos._rank.commands import Call
+from synkhronos._rank.commands import Call, Step
 from synkhronos._rank.results import RowViews
+from synkhronos._rank.steps import Steps
 from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.rows import Rows, Selection, pieces, take
 
@@ -126,6 +128,13 @@ class Caller:
     segments : SegmentTable
     row_views : RowViews
     exchange : CollectiveHandlers
+    workspace : Workspace
+    heap : Heap
+        The shared heap.
+
+    Attributes
+    ----------
+    steps : Steps
     """
 
     def __init__(
@@ -136,6 +145,8 @@ class Caller:
         row_views: RowViews,
         *,
         exchange: CollectiveHandlers,
+        workspace: Workspace,
+        heap: native.Heap,
     ) -> None:
         self._rank = group.world.first + group.rank
         self._is_controller = self._rank == group.world.master_rank
@@ -149,6 +160,14 @@ class Caller:
         self._timeline = group.timeline
         world = group.world
         self._context = RankContext(self._rank, world.n_ranks, world.master_rank, exchange.transport, group.timeline)
+        self.steps = Steps(
+            group.rank,
+            workspace.notes,
+            heap,
+            self._variables,
+            runner=self._runner,
+            is_controller=self._is_controller,
+        )
 
     def call(self, command: Call) -> list[Any] | None:
         """Call a function on this rank's shard; return its outputs, or ``None`` on a rank that has none to return.
@@ -190,7 +209,9 @@ class Caller:
         weights = _weights(command)
 
         def execute() -> list[Any] | None:
-            if not command.has_collectives:
+            if command.step is not None:
+                outputs = self._in_steps(command.step, len(modes), weights, compute)
+            elif not command.has_collectives:
                 outputs = compute()
             elif left:
                 with preserved(left):
@@ -211,6 +232,22 @@ class Caller:
             return results
 
         return execute
+
+    def _in_steps(
+        self, step: Step, n_outputs: int, weights: tuple[int, ...], compute: Callable[[], list[Any]]
+    ) -> list[Any]:
+        """Compute outputs, and then updates that the function does not make itself."""
+
+        def prepared() -> list[Any]:
+            outputs = compute()
+            self.steps.prepare(step, outputs, n_outputs, weights)
+            return outputs
+
+        outputs = self._context.execute(weights, prepared)
+        if self.steps.lacks_places:
+            self._context.execute(weights, lambda: self.steps.reduce(self._context))
+        self.steps.carry_out()
+        return outputs[:n_outputs]
 
     def _in_one(self, command: Call, share: Rows) -> Callable[[], list[Any]]:
         """Return a callable that computes a full shard at once."""

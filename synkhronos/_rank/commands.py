@@ -100,6 +100,31 @@ class Follow(NamedTuple):
     order: tuple[int, ...]  # of the wanted outputs: indices in the outputs of the slices, then this function's
 
 
+class SlicedUpdate(NamedTuple):
+    """Update of variables of equal shape, of which each rank computes a range of elements.
+
+    `inputs` has a kind and a number for each input of the function: ``"value"`` and the key of a variable, or
+    ``"partial"``, ``"array"`` or ``"scalar"`` and a position in the outputs of `Call.function`. The function gets the
+    sum over the ranks of their partial arrays.
+    """
+
+    function: int
+    variables: tuple[int, ...]
+    inputs: tuple[tuple[str, int], ...]
+
+
+class Step(NamedTuple):
+    """Updates of a call, which happen completely or not at all.
+
+    After the wanted outputs, `Call.function` returns the new values of `others`, and then the inputs of `sliced`. The
+    workers leave those of `others` as they are that are in `adopted`: they get the controller's values later.
+    """
+
+    others: tuple[int, ...]
+    adopted: frozenset[int]
+    sliced: tuple[SlicedUpdate, ...]
+
+
 class Call(NamedTuple):
     """Call a function on this rank's shard of the data.
 
@@ -127,6 +152,7 @@ class Call(NamedTuple):
     exact: bool = False  # the function also takes: the total row count, the rank's first row, its row count
     follow: Follow | None = None
     starts: ArrayRef | None = None  # int64 offsets that are added to the scattered inputs' ranges
+    step: Step | None = None  # updates that the function does not make itself
 
 
 @_command(SYNCHRONIZES, IGNORES_VALUES)

@@ -82,7 +82,15 @@ class Replica:
         self._timeline = group.timeline
         self._row_views = RowViews(segments)
         self._exchange = CollectiveHandlers(group, workspace, variables, self._row_views, heap=heap)
-        self._caller = Caller(group, self.functions, segments, self._row_views, exchange=self._exchange)
+        self._caller = Caller(
+            group,
+            self.functions,
+            segments,
+            self._row_views,
+            exchange=self._exchange,
+            workspace=workspace,
+            heap=heap,
+        )
         self._publisher = ResultPublisher(workspace, heap, group.rank, by_message=world.node > 0)
         self.read = self._publisher.read
         self._handlers: dict[type, Callable[[Any], Any]] = {
@@ -127,6 +135,7 @@ class Replica:
     def _execute(self, command: Command) -> Any:
         """Drop the state of the previous command, and execute this one; runs inside `native.Heap.call`."""
         self._exchange.restart()
+        self._caller.steps.forget()
         self._publisher.forget()
         return self._carry_out(command)
 
@@ -166,6 +175,10 @@ class Replica:
             look_at_free_memory(self.heap, self._group.n_ranks)
         self.thread_limits.widen()
         return self.heap.call(function, arrays)
+
+    def finish_step(self) -> bool:
+        """Complete the updates of a call that ended early; see `Steps.finish`."""
+        return self.heap.call(lambda _: self._caller.steps.finish(), None)
 
     def _flush(self, command: Flush) -> None:
         if command.trim:

@@ -106,7 +106,7 @@ class ResultPublisher:
         self._heap = heap
         self._memory = [workspace.outboxes.reshape(-1)]
         if heap.base is not None:
-            self._memory.append(np.frombuffer(memoryview(heap), np.uint8))
+            self._memory.append(np.frombuffer(memoryview(heap).toreadonly(), np.uint8))
         self._room = workspace.outboxes.shape[1]
         self._first = rank * self._room
         self._used = 0

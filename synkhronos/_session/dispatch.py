@@ -11,7 +11,19 @@ from typing import Any, Callable, Protocol
 from synkhronos._memory import Segment
 from synkhronos._native import native
 from synkhronos._processes import Timeline, log
-from synkhronos._rank import MOST_CACHED_BYTES, Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
+from synkhronos._rank import (
+    MOST_CACHED_BYTES,
+    Arrays,
+    Call,
+    Command,
+    Decoder,
+    Encoder,
+    Failure,
+    InOrder,
+    Replica,
+    TornUpdate,
+    summarize,
+)
 from synkhronos._session.diagnostics import BROKEN, LOST, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass, new_lock
@@ -27,6 +39,10 @@ BUSY = (
     "this call interrupts another one that the ranks still execute (from a signal handler or a finalizer); set a flag "
     "in the handler and check it after the call, or raise an exception in it and act where that is caught"
 )
+
+
+#: What became of the updates of a call that was not completed.
+_MADE = {True: "all of its updates were made", False: "none of its updates was made"}
 
 
 _n_forks = 0  # number of forks by Python between the process that imported this module and this process
@@ -180,6 +196,7 @@ class Dispatcher:
             results[self._group.master_rank] = result
             failed = first_failure(results, self._group.master_rank, self._ahead)
             if failed is not None:
+                self._finish_step(command)
                 self._group.sync.reset()
                 cause = own_error if failed == self._group.master_rank else None
                 device = self._group.devices[failed]
@@ -246,8 +263,8 @@ class Dispatcher:
         try:
             self._group.sync.abort()
             if isinstance(error, WorkerDied) and self._restore is not None and not isinstance(error, NodeLost):
-                unreplaced = self._restart(error)
-            elif not lost and self._settled():
+                unreplaced = self._restart(error, command)
+            elif not lost and self._settled(command):
                 return
         except WorkerRestarted:
             raise
@@ -262,30 +279,35 @@ class Dispatcher:
         with deferred_interrupts():
             self.state, self._cause = State.BROKEN, cause
             self._group.stop(grace=0.0)
+            made = self._finish_step(command)
         if lost:
-            error.args = (f"{error}; {self._remedy()}",)
+            state = "" if made is None else f"{_MADE[made]}; "
+            error.args = (f"{error}; {state}{self._remedy()}",)
         log(logging.ERROR, "%s; %s", cause, self._remedy())
         if second is not None and not isinstance(second, Exception):
             raise second
 
-    def _settled(self) -> bool:
+    def _settled(self, command: Command | None) -> bool:
         """Wait shortly for the ranks to abort or finish their command; return whether the session is usable again."""
         with deferred_interrupts():
             if not self._group.settle(_INTERRUPT_SECONDS) or self._group.dead():
                 return False
             self._group.sync.reset()
+            made = self._finish_step(command)
             self._replica.forget(*self._ledger.sent)  # the interrupt may have come before `issue` did this
             self._received(self._group.collect())
-            log(logging.WARNING, "interrupted; the session is usable, but replicas may differ now")
+            state = "but replicas may differ now" if made is None else f"and {_MADE[made]}"
+            log(logging.WARNING, "interrupted; the session is usable, %s", state)
         return True
 
-    def _restart(self, error: WorkerDied) -> str:
+    def _restart(self, error: WorkerDied, command: Command | None) -> str:
         """Replace dead workers and raise `WorkerRestarted`, or return the reason why this is not possible."""
         self._restarts += 1
         if self._restarts > _MAX_RESTARTS:
             return f"{_MAX_RESTARTS} replacements in a row died before they were ready"
         if not self._group.settle(self._timeout):
             return f"other workers did not answer within {self._timeout} seconds"
+        made = self._finish_step(command)
         ranks = tuple(self._group.dead())
         with deferred_interrupts():
             inherited = self._replica.segments.lent()  # the new workers keep this frame, and so these arrays
@@ -305,12 +327,29 @@ class Dispatcher:
             if lost
             else ", and the next call will work"
         )
-        raise WorkerRestarted(
-            f"{error}; it was replaced{state}. This call was not completed, and ranks may differ: "
-            "synkhronos.broadcast(shared_vars) gives all ranks the controller's values, except of scattered variables.",
-            ranks,
-            lost,
-        ) from error
+        if made is None:
+            state += (
+                ". This call was not completed, and ranks may differ: synkhronos.broadcast(shared_vars) gives all "
+                "ranks the controller's values, except of scattered variables."
+            )
+        else:
+            state += f". This call was not completed, but {_MADE[made]}."
+        raise WorkerRestarted(f"{error}; it was replaced{state}", ranks, lost, updated=made) from error
+
+    def _finish_step(self, command: Command | None) -> bool | None:
+        """Complete the updates of a call that ended early, if a rank has begun to make them.
+
+        Returns
+        -------
+        bool or None
+            Whether all or none of them were made; ``None`` for other commands.
+        """
+        try:
+            made = self._replica.finish_step()
+        except TornUpdate as error:
+            log(logging.ERROR, "the values of %s are incomplete, and must be set again: %s", error, error.__cause__)
+            return None
+        return made if isinstance(command, Call) and command.step is not None else None
 
     def _describe(self, command: Command | None) -> str:
         return self._replica.describe(command) if isinstance(command, InOrder) else type(command).__name__

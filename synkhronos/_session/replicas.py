@@ -63,6 +63,8 @@ class StaleReplicas:
         Keys of variables that the workers view. `SentValue.viewed` is the array.
     lead : float or None
         See `_costs.choose`.
+    shares : bool
+        Whether the workers can view values.
     """
 
     def __init__(self, replica: Replica, shares: bool) -> None:
@@ -71,7 +73,7 @@ class StaleReplicas:
         self.lead: float | None = None
         self._table, self._heap, self._n_ranks = replica.variables, replica.heap, replica.n_ranks
         self._placed: dict[int, np.ndarray] = {}  # by the id of a container, while variables are loaded
-        self._shares = shares and replica.heap.base is not None
+        self.shares = shares and replica.heap.base is not None
 
     def updates_of(self, variables: Sequence[Any]) -> Updates:
         """Return the records of variables, for `begin` and `end`."""
@@ -176,6 +178,20 @@ class StaleReplicas:
         self._placed.clear()
         self.shared.intersection_update(self._table.items())
 
+    def view(self, keys: Sequence[int], issue: Callable[[Command], Any]) -> bool:
+        """Have the workers view the values of some variables, by ``issue(command)``; return whether they do."""
+        missing = [key for key in keys if not self._is_viewed(key)]
+        if missing and self.shares:
+            self.add([self._table[key] for key in missing])
+            self.send(issue)
+        return not missing or all(map(self._is_viewed, missing))
+
+    def _is_viewed(self, key: int) -> bool:
+        if key not in self.shared or key in self.keys:
+            return False
+        value = _graph.get_array(self._table[key])
+        return _graph.sync_of(self._table[key].container).viewed is value
+
     def unshare(self, keys: Set[int], issue: Callable[[Command], Any]) -> None:
         """Have the workers copy the values of some variables that they view, by ``issue(command)``."""
         variables = self._known(keys)
@@ -193,8 +209,7 @@ class StaleReplicas:
             self._end_stale({key for key, sync in syncs.items() if sync.stale is viewed[key]})
 
     def _is_shareable(self, var: Any, value: Any) -> bool:
-        is_large = isinstance(value, np.ndarray) and value.nbytes >= native.SMALLEST_BLOCK
-        return self._shares and is_large and _graph.is_host_variable(var) and not is_random_state(var)
+        return self.shares and _graph.is_large(var, value)
 
     def _place(self, array: np.ndarray) -> Place | None:
         return place_of(self._heap, array)
@@ -251,7 +266,10 @@ class StaleReplicas:
 
 
 def _copied(value: np.ndarray) -> np.ndarray:
-    return np.array(value, order="C")
+    memory = np.empty(max(value.nbytes, native.SMALLEST_BLOCK), np.uint8)
+    block = memory[: value.nbytes].view(value.dtype).reshape(value.shape)
+    np.copyto(block, value)
+    return block
 
 
 class ReplicaCheck:

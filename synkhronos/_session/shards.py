@@ -84,7 +84,8 @@ class ShapeCache:
         keys = (call.function, *(() if call.follow is None else (call.follow.function,)))
         functions = [self._replica.functions[key] for key in keys]
         updated = [var for function in functions for var in _graph.updated_variables(function)]
-        return {*call.updated, *map(self._replica.variables.key, updated)}
+        set_by_ranks = () if call.step is None else [key for key in call.step.others if key not in call.step.adopted]
+        return {*call.updated, *set_by_ranks, *map(self._replica.variables.key, updated)}
 
 
 class Origin(NamedTuple):

@@ -20,7 +20,18 @@ from synkhronos import _backends, _graph
 from synkhronos._memory import ArrayRef, Segment, SegmentTable
 from synkhronos._multinode import MultiNodeGroup, Nodes, Options
 from synkhronos._processes import TRANSFERS, ProcessGroup, kind_of
-from synkhronos._rank import IGNORES_VALUES, Command, Encoder, Envelope, Flush, Load, Release, start_ranks
+from synkhronos._rank import (
+    IGNORES_VALUES,
+    Call,
+    Command,
+    Encoder,
+    Envelope,
+    Flush,
+    Load,
+    Release,
+    Step,
+    start_ranks,
+)
 from synkhronos._session.devices import connect_gpus, take_gpus
 from synkhronos._session.dispatch import Dispatcher, RankGroup, State
 from synkhronos._session.function_registry import FunctionRegistry
@@ -139,7 +150,22 @@ class Session:
                     self.stale.unshare(changed, self.issue)
             if self._shape_cache.is_used:
                 self._shape_cache.see(command)
+            if type(command) is Call and command.step is not None:
+                return self._issue_step(command, command.step)
             return self._send(command)
+
+    def _issue_step(self, command: Call, step: Step) -> list[Any]:
+        """Have every rank execute a call, of which only the controller sets some variables."""
+        variables = self.replica.variables
+        adopted = self.stale.updates_of([variables[key] for key in step.adopted])
+        self.stale.begin(adopted)
+        try:
+            return self._send(command)
+        except BaseException:
+            self.stale.add([variables[key] for key in step.others])  # the ranks may have set different ones
+            raise
+        finally:
+            self.stale.end(adopted)
 
     def update_replicas(self) -> None:
         """Give the other ranks the values of stale variables now, instead of before the next command."""
@@ -152,6 +178,10 @@ class Session:
     def keys(self, variables: Sequence[Any]) -> tuple[int, ...]:
         """Return the keys of shared variables, which must have been distributed."""
         return self.replica.variables.keys_of(variables)
+
+    def view(self, keys: Sequence[int]) -> bool:
+        """Have the workers view the controller's values of variables; return whether that is possible."""
+        return self.stale.view(keys, self.issue)
 
     # -- memory
 

@@ -22,6 +22,7 @@ from synkhronos._sharding.propagate import REPLICATED_RULES, RULES, Propagation
 from synkhronos._sharding.random_streams import OwnDraws
 from synkhronos._sharding.rank_ops import ON_RANKS, label
 from synkhronos._sharding.report import Partition, Prediction, draw
+from synkhronos._sharding.slices import Slices
 from synkhronos._sharding.user_shards import Sharding
 
 _REMEDY = "Call it without slices, with a smaller batch"
@@ -179,6 +180,14 @@ class ShardedGraph(Graph):
 
     def _check_sliceable(self, used: Sequence[Any]) -> None:
         """Accept all variables, because a variable that is used only for its length is not in the sharded graph."""
+
+    @functools.cached_property
+    def slices(self) -> Slices | None:
+        """How large updates are computed by slices; ``None`` if there are none."""
+        if any(var in self.sliceable_shareds for var, _ in self.updates):
+            return None
+        slices = Slices(self)
+        return slices if slices.groups else None
 
     def partition(self, compiled: Any, plans: Sequence[Prediction]) -> Partition:
         """Return the report of the collectives in a function that was compiled from this graph."""

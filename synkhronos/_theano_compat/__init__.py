@@ -27,7 +27,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from .blas import find_blas, offer_blas, refuse_unfit_blas
-from .compile_cache import patch_cache_keys, precompile_headers
+from .compile_cache import patch_cache_keys, precompile_headers, release_lock_of_interrupted
 from .current_versions import loop_in_c, patch_strides, patch_topk
 from .elementwise import vectorize_elementwise, vectorize_tanh
 from .flags import offer_switches
@@ -204,6 +204,7 @@ def patch_ops() -> None:
     fused_sum.register()
     one_pass.register()
     precompile_headers()
+    release_lock_of_interrupted()
     refuse_unfit_blas()
 
 

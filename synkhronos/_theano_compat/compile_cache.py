@@ -1,5 +1,8 @@
 """Make Theano 1.0.5 reuse compiled C code in other processes, and compile modules with precompiled headers.
 
+A compilation that is interrupted (Ctrl-C, an exception of a signal handler) releases the lock of the cache. Otherwise
+other processes would wait for it until this process compiles again.
+
 Theano compiles some Ops again in every process, including workers:
 
 * An Op class with ``__props__ = ()`` (Dot22, the softmax and cross entropy Ops, …) counts as a class without a version.
@@ -22,6 +25,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any, Callable
 
 from .flags import wrap_methods
@@ -75,6 +79,25 @@ def precompile_headers() -> None:
         return theanos_own(command, **params)
 
     wrap_methods(cmodule, output_subprocess_Popen=output_subprocess_Popen)
+
+
+def release_lock_of_interrupted() -> None:
+    """Release the lock of Theano's cache after any exception; calling this again does nothing."""
+    from theano.gof import compilelock
+
+    @contextlib.contextmanager
+    def lock_ctx(theanos_own: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Hold the lock within a ``with`` block."""
+        n_before = getattr(compilelock.get_lock, "n_lock", 0)
+        try:
+            with theanos_own(*args, **kwargs):
+                yield
+        except BaseException:
+            while compilelock.get_lock.n_lock > n_before:
+                compilelock.release_lock()
+            raise
+
+    wrap_methods(compilelock, lock_ctx=lock_ctx)
 
 
 def with_headers(command: list[str], cache: str) -> list[str]:

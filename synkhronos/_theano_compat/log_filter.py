@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import warnings
 from typing import Any
 
@@ -54,21 +55,20 @@ def _first_line(error: BaseException) -> str:
 
 
 def explain_missing_headers(cmodule: Any) -> None:
-    """Have compilations report in one line that Python.h is missing.
+    """Have compilations report in one line that Python.h is missing, and end the compiler if they are interrupted.
 
     Parameters
     ----------
     cmodule : module
         ``theano.gof.cmodule``, executed.
     """
-    theanos_own = cmodule.output_subprocess_Popen
 
     def output_subprocess_Popen(command: Any, **params: Any) -> Any:
         """Run a command of Theano's, and raise an error if Python's headers are missing."""
-        out, err, code = done = theanos_own(command, **params)
-        if code and b"Python.h: No such file" in (err or b"") + (out or b""):
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, **params)
+        if done.returncode and b"Python.h: No such file" in done.stderr + done.stdout:
             # no ImportError, because Theano catches that and continues without its virtual machine
             raise RuntimeError(f"Theano cannot compile, because Python.h is missing; {_COMMAND}") from None
-        return done
+        return done.stdout, done.stderr, done.returncode
 
     cmodule.output_subprocess_Popen = output_subprocess_Popen

@@ -11,7 +11,7 @@ The rewrites are for exact functions only, which include them by their tag.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from theano import config
@@ -25,7 +25,7 @@ from .elementwise import Operand, elements, given, read_inputs
 from .flags import is_on, read_support_code
 from .fused_sum import Rewrite, publish
 
-FOR_EXACT = "synkhronos_exact"
+FOR_EXACT, FOR_SLICES = "synkhronos_exact", "synkhronos_slices"
 _NAME = "synkhronos_one_pass"
 _POSITION = 74.2  # after all other rewrites, but before elementwise operations work in place
 _DTYPES = ("float32", "float64")
@@ -262,9 +262,9 @@ def _full(node: Any) -> Iterator[Any]:
     yield from (one for one in (*node.inputs, *node.outputs) if one.broadcastable == pattern)
 
 
-def _groups(fgraph: Any) -> list[set[Any]]:
-    """Return groups of elementwise operations that compute updates from common arrays."""
-    waiting = [{fgraph.outputs[i].owner} for i in fgraph.update_mapping or () if _fits(fgraph.outputs[i].owner)]
+def _groups(fgraph: Any, places: Iterable[int]) -> list[set[Any]]:
+    """Return groups of elementwise operations that compute some outputs from common arrays."""
+    waiting = [{fgraph.outputs[i].owner} for i in places if _fits(fgraph.outputs[i].owner)]
     group_of: dict[Any, set[Any]] = {}  # by array
     found: list[set[Any]] = []
     while waiting:
@@ -307,14 +307,24 @@ def _leaves_and_returns(nodes: set[Any]) -> bool:
 
 
 class _Group(Rewrite):
-    """Rewrite that computes the updates of a variable, and of the state that belongs to it, by one `OnePass`."""
+    """Rewrite that computes the updates of a variable, and of the state that belongs to it, by one `OnePass`.
+
+    Parameters
+    ----------
+    of_all : bool
+        Whether to do this with all outputs instead of the updates.
+    """
+
+    def __init__(self, of_all: bool = False) -> None:
+        self._of_all = of_all
 
     def apply(self, fgraph: Any) -> None:
         """Replace all groups."""
         if not (config.cxx and is_on("one_pass")):
             return
         order = {node: place for place, node in enumerate(fgraph.toposort())}
-        for group in _groups(fgraph):
+        places = range(len(fgraph.outputs)) if self._of_all else fgraph.update_mapping or ()
+        for group in _groups(fgraph, places):
             if not 1 < len(group) <= _MOST_STEPS or _leaves_and_returns(group):
                 continue
             made = _made(sorted(group, key=order.__getitem__))
@@ -377,4 +387,5 @@ def register() -> None:
     """Register the rewrites with Theano. Calling this again does nothing."""
     if publish(OnePass):
         optdb.register(_NAME, _Group(), _POSITION, FOR_EXACT, "fusion")
+        optdb.register(f"{_NAME}_of_slices", _Group(of_all=True), _POSITION, FOR_SLICES, "fusion")
         optdb.register(f"{_NAME}_inplace", _Overwrite(), _POSITION + 0.1, FOR_EXACT, "inplace")

@@ -14,7 +14,7 @@ PRELUDE = """
     sys.path.insert(0, os.environ["HELPERS"])
     from backend import T, theano
     import synkhronos as synk
-    from synkhronos._memory import memfd as anonymous
+    from synkhronos._memory import descriptors as anonymous
 
     if os.environ.get("SMALL") == socket.gethostname():  # use /dev/shm, whose size the test has set
         anonymous._libc = object()

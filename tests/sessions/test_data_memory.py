@@ -378,7 +378,7 @@ def test_freed_memory_can_be_used_at_once():
         x = T.dvector("x")
         f = synk.function([x], (x.sum(), "sum"))
         f(np.ones(3))
-        from synkhronos._memory import memfd as anonymous
+        from synkhronos._memory import descriptors as anonymous
         from process_state import shared_bytes
         def most():  # workers unmap memory later
             return max(shared_bytes(pid) for pid in (os.getpid(), *worker_pids()))

@@ -7,7 +7,7 @@ import pytest
 from test_shipping import NOTHING, OURS, WORLD, call, controller_table
 
 from synkhronos._memory import ArrayRef, SegmentTable, find_part, open_part, segment_of_file
-from synkhronos._memory import memfd as anonymous
+from synkhronos._memory import descriptors as anonymous
 from synkhronos._multinode.shipping import BLOCK, SegmentCache, Shipping
 from synkhronos._rank import Put, Source
 from synkhronos._utils.rows import Rows, shares

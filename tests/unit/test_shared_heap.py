@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripts import run_script
 
-from synkhronos._memory.memfd import new_descriptor
+from synkhronos._memory.descriptors import new_descriptor
 from synkhronos._native import native
 
 MEGABYTE = 1 << 20
@@ -287,7 +287,7 @@ def test_freeing_at_exit_and_at_any_time_after_closing():
     run_script(
         """
         from synkhronos._native import native
-        from synkhronos._memory.memfd import new_descriptor
+        from synkhronos._memory.descriptors import new_descriptor
         kept = []
         for _ in range(3):
             heap = native.Heap(new_descriptor(), 2, 0, 1 << 28, 1 << 28)
@@ -337,7 +337,7 @@ def test_a_descriptor_that_the_program_has_closed_is_not_touched():
     run_script(
         """
         from synkhronos._native import native
-        from synkhronos._memory.memfd import new_descriptor
+        from synkhronos._memory.descriptors import new_descriptor
         fd = new_descriptor()
         heap = native.Heap(fd, 2, 0, 1 << 28, 1 << 28)
         heap.allow(1 << 28)

@@ -25,7 +25,7 @@ from pytensor.compile.mode import Mode, get_mode, optdb
 from pytensor.compile.rebuild import rebuild_collect_shared
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import DisconnectedType
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable, equal_computations
 from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import GraphRewriter as Rewriter
@@ -45,7 +45,7 @@ from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneTypeT, SliceType
 from pytensor.tensor.variable import TensorConstant
 
-from synkhronos._backends.common import FOR_EXACT, only_scaled
+from synkhronos._backends.common import FOR_EXACT, FOR_SLICES, only_scaled
 from synkhronos._backends.pytensor.custom_op import Op, within
 
 #: Types of values that are not tensors: scalars, slices and ``None``.

@@ -31,12 +31,13 @@ from theano.gof.link import Container, raise_with_op
 from theano.gof.opt import copy_stack_trace, in2out, local_optimizer
 from theano.gof.toolbox import ReplaceValidate
 from theano.gradient import DisconnectedType
+from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import NotScalarConstantError, SliceType, TensorConstant, TensorType, get_scalar_constant_value
 from theano.tensor import TensorType as DenseType
 from theano.tensor import patternbroadcast as with_broadcastable
 from theano.tensor.blas import _dot22, blas_optdb, local_dot22_to_dot22scalar
 
-from synkhronos._backends.common import FOR_EXACT, only_scaled
+from synkhronos._backends.common import FOR_EXACT, FOR_SLICES, only_scaled
 
 #: Types of values that are not tensors: scalars and slices.
 NO_TENSORS = (scalar.Scalar, SliceType)

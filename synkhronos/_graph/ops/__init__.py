@@ -12,5 +12,4 @@ from synkhronos._graph.ops.analysis import (
 )
 from synkhronos._graph.ops.collective_op import UNNUMBERED, Collective
 from synkhronos._graph.ops.expressions import averaged, gathered, reduced, summed
-from synkhronos._graph.ops.rank_context import BROADCAST, RankContext, current
-from synkhronos._graph.ops.row_counts import Counted
+from synkhronos._graph.ops.rank_context import BROADCAST, Counted, RankContext, current

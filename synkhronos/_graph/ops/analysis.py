@@ -17,8 +17,7 @@ import numpy as np
 from synkhronos._backends import ancestors, clone, io_toposort, ops, retyped
 from synkhronos._collectives import result_dtype
 from synkhronos._graph.ops.collective_op import Collective
-from synkhronos._graph.ops.rank_context import GATHER
-from synkhronos._graph.ops.row_counts import RankConstant
+from synkhronos._graph.ops.rank_context import GATHER, RankConstant
 
 
 def compiled_has_collectives(function: Any) -> bool:

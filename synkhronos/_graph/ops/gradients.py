@@ -21,8 +21,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from synkhronos._backends import CONTINUOUS, DisconnectedType, T, config, constant_value
-from synkhronos._graph.ops.rank_context import GATHER
-from synkhronos._graph.ops.row_counts import RankConstant
+from synkhronos._graph.ops.rank_context import GATHER, RankConstant
 
 
 def gradient(op: str, x: Any, y: Any, g: Any, collective: Callable[[str, Any], Any]) -> Any:

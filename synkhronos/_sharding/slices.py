@@ -1,0 +1,194 @@
+"""Updates by slices: large shared variables whose new values each rank computes for its own range of elements.
+
+A sharded function would compute all new values on every rank. Instead, it returns what they are computed from, and a
+small function of one-dimensional slices computes them. The gradients that it gets are not reduced yet: a rank adds the
+ranks' gradients only in its range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from synkhronos._backends import T, ancestors, constant_value, equal_computations, io_toposort, ops
+from synkhronos._graph import Graph, get_array, is_host_variable, is_large, is_shared_variable
+from synkhronos._graph.ops import Collective
+
+
+class Leaf(NamedTuple):
+    """An input of the small function.
+
+    Attributes
+    ----------
+    kind : str
+        ``"partial"``: the sum over the ranks of a slice of each rank's array. ``"array"``: a slice of the rank's own
+        array, which is equal on all ranks. ``"scalar"``: a number. ``"value"``: a slice of a shared variable.
+    variable : variable
+        An expression of the sharded graph, or the shared variable.
+    """
+
+    kind: str
+    variable: Any
+
+
+class Group(NamedTuple):
+    """Variables of equal shape whose new values are computed together, from some of their old values."""
+
+    variables: list[Any]
+    leaves: list[Leaf]
+    function: Graph  # of the leaves
+
+
+class Slices:
+    """A sharded graph whose large updates are computed by slices.
+
+    Parameters
+    ----------
+    graph : Graph
+        The sharded graph.
+
+    Attributes
+    ----------
+    graph : Graph
+        Returns the outputs of the sharded graph, the new values of ``others``, and the leaves of all groups that are
+        not shared variables, in order. Its only updates are those of random states.
+    others : list of shared variables
+        Those that are not updated by slices, random states left out.
+    adopted : list of shared variables
+        The large ones of these.
+    groups : list of Group
+    variables : list of shared variables
+        Those of all groups.
+    n_partials : int
+        Number of partial inputs of all groups.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        outputs, updates = graph.expressions
+        drawn = [(var, new) for var, new in updates if not is_host_variable(var)]
+        sliced = {var: new for var, new in updates if _is_large(var) and _is_elementwise(new)}
+        rest = [(var, new) for var, new in updates if is_host_variable(var) and var not in sliced]
+        self.others = [var for var, _ in rest]
+        self.adopted = [var for var in self.others if _is_large(var)]
+        ends = [*outputs, *(new for _, new in (*rest, *drawn))]
+        used = {one for one in ancestors(ends) if one.owner is not None}
+        found = [_Flat(var, new, used) for var, new in sliced.items()]
+        functions: list[_Function] = []
+        self.groups = [_group(graph, one, functions) for one in _connected(found)]
+        self.variables = [var for one in self.groups for var in one.variables]
+        self.n_partials = sum(leaf.kind == "partial" for one in self.groups for leaf in one.leaves)
+        leaves = [leaf.variable for one in self.groups for leaf in one.leaves if leaf.kind != "value"]
+        self.graph = graph.part([*outputs, *(new for _, new in rest), *leaves], drawn)
+
+
+def _is_large(var: Any) -> bool:
+    return is_large(var, get_array(var))
+
+
+def _is_elementwise(new: Any) -> bool:
+    """Return whether a new value has the old one's shape: another one is an error of an elementwise operation."""
+    return new.owner is not None and isinstance(new.owner.op, ops.Elemwise)
+
+
+class _Flat:
+    """The elementwise expression of a variable's new value, down to its leaves.
+
+    Parameters
+    ----------
+    var : shared variable
+    new : variable
+        Its new value.
+    used : set of variables
+        What the sharded graph computes in any case.
+
+    Attributes
+    ----------
+    leaves : dict
+        The leaves by variable of the sharded graph; ``None`` for a constant.
+    """
+
+    def __init__(self, var: Any, new: Any, used: set[Any]) -> None:
+        self.var, self.new = var, new
+        self._pattern = tuple(var.broadcastable)
+        self.leaves: dict[Any, Leaf | None] = {}
+        waiting, seen = [new], {new}
+        while waiting:
+            one = waiting.pop()
+            if self._is_step(one, used):
+                inputs = [each for each in dict.fromkeys(one.owner.inputs) if each not in seen]
+                seen.update(inputs)
+                waiting += inputs
+            else:
+                self.leaves[one] = self._leaf(one, used)
+
+    def reads(self, other: _Flat) -> bool:
+        """Return whether the new value is computed from another variable's old one."""
+        values = [leaf.variable for leaf in self.leaves.values() if leaf is not None and leaf.kind == "value"]
+        return any(var.container is other.var.container for var in values)
+
+    def _is_step(self, one: Any, used: set[Any]) -> bool:
+        """Return whether the small function computes a variable."""
+        if one.owner is None or one in used or type(one.owner.op) is not ops.Elemwise or not self._is_full(one):
+            return False
+        return all(self._is_full(each) or all(each.broadcastable) for each in one.owner.inputs)
+
+    def _is_full(self, one: Any) -> bool:
+        return tuple(one.broadcastable) == self._pattern
+
+    def _leaf(self, one: Any, used: set[Any]) -> Leaf | None:
+        if all(one.broadcastable):
+            return Leaf("scalar", one.dimshuffle()) if constant_value(one) is None else None
+        if is_shared_variable(one):
+            return Leaf("value", one)
+        node = one.owner
+        is_sum = node is not None and isinstance(node.op, Collective) and node.op.ops == ("sum",)
+        if is_sum and one not in used and node.inputs[0].dtype == one.dtype:
+            return Leaf("partial", node.inputs[0])
+        return Leaf("array", one)
+
+
+def _connected(found: Sequence[_Flat]) -> list[list[_Flat]]:
+    """Divide variables into groups, so that no group needs values that another one changes."""
+    groups: list[list[_Flat]] = []
+    for one in found:
+        joined = [group for group in groups if any(one.reads(other) or other.reads(one) for other in group)]
+        groups = [group for group in groups if group not in joined]
+        groups.append([*(other for group in joined for other in group), one])
+    return groups
+
+
+def _group(graph: Graph, found: Sequence[_Flat], functions: list[_Function]) -> Group:
+    """Return the group of some variables, with a function that other groups may share."""
+    leaves = {one: leaf for flat in found for one, leaf in flat.leaves.items()}
+    given = {one: leaf for one, leaf in leaves.items() if leaf is not None}
+    inputs = [_input_of(leaf) for leaf in given.values()]
+    clones = dict(zip(given, inputs))
+    clones.update(
+        (one, T.constant(np.asarray(constant_value(one), one.dtype))) for one, leaf in leaves.items() if leaf is None
+    )
+    ends = [flat.new for flat in found]
+    for node in io_toposort(list(leaves), ends):
+        clones[node.outputs[0]] = node.op(*(clones[one] for one in node.inputs))
+    made = [clones[one] for one in ends]
+    same = next((one for one in functions if one.computes(inputs, made)), None)
+    if same is None:
+        same = _Function(inputs, made, graph.of_slices(inputs, made))
+        functions.append(same)
+    return Group([flat.var for flat in found], list(given.values()), same.graph)
+
+
+def _input_of(leaf: Leaf) -> Any:
+    return (T.scalar if leaf.kind == "scalar" else T.vector)(dtype=leaf.variable.dtype)
+
+
+class _Function(NamedTuple):
+    inputs: list[Any]
+    outputs: list[Any]
+    graph: Graph
+
+    def computes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
+        """Return whether this function computes some outputs from some inputs."""
+        kinds = [[one.type for one in each] for each in (inputs, outputs, self.inputs, self.outputs)]
+        return kinds[:2] == kinds[2:] and equal_computations(outputs, self.outputs, list(inputs), self.inputs)
