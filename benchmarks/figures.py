@@ -24,6 +24,7 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "inside": ("inside", {}),
     "exact": ("exact", {}),
     "plans": ("plans", {}),
+    "one_copy": ("one_copy", {}),
     "lstm": ("lstm", {}),
     "step": ("step", {}),
     "excerpt": ("excerpt", {}),

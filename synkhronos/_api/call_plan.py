@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from itertools import count, zip_longest
+from itertools import zip_longest
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -25,9 +25,9 @@ from synkhronos._costs import Estimate
 from synkhronos._graph import Graph, Variant
 from synkhronos._graph.ops import Cut
 from synkhronos._memory import ArrayRef
-from synkhronos._rank import Call, Follow, RowsRef, SlicedUpdate, Source, Step
+from synkhronos._rank import MOST_PARTIALS, MOST_VALUES, Call, Follow, RowsRef, SlicedUpdate, Source, Step
 from synkhronos._session import Place, Session, Staged, can_be_read
-from synkhronos._sharding import Slices
+from synkhronos._sharding import ShardedGraph, Slices
 from synkhronos._utils.interrupts import let_interrupts_pass
 from synkhronos._utils.rows import Rows, Selection, select, select_per_rank, shares, shift
 
@@ -530,13 +530,21 @@ class Planner:
         return before, (*(cut.before.index(i) for i in local), *entering), follow
 
 
+def slices_of(session: Session, graph: ShardedGraph) -> Slices | None:
+    """Return how a function's large updates are computed by slices; ``None`` if they are not."""
+    slices = graph.slices if session.stale.shares and not session.on_gpu else None
+    if slices is None or len(slices.summed) > MOST_PARTIALS:
+        return None
+    return slices if max(len(group.variables) for group in slices.groups) <= MOST_VALUES else None
+
+
 def _step(session: Session, distributed: Callable[[Variant, Graph], int], slices: Slices) -> Step:
     """Return the updates of a call that are computed by slices, for the ranks."""
-    position = count(len(slices.others))
+    position = {one: place for place, one in enumerate(slices.returned, len(slices.others))}
     sliced = []
     for group in slices.groups:
         inputs = [
-            (leaf.kind, session.keys([leaf.variable])[0] if leaf.kind == "value" else next(position))
+            (leaf.kind, session.keys([leaf.variable])[0] if leaf.kind == "value" else position[leaf.variable])
             for leaf in group.leaves
         ]
         sliced.append(

@@ -21,13 +21,14 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from synkhronos import _backends, _graph
-from synkhronos._api.call_plan import ControllerCall, Inputs, count_rows
+from synkhronos._api.call_plan import ControllerCall, Inputs, count_rows, slices_of
 from synkhronos._api.checks import Input
 from synkhronos._api.data_arrays import Data, data
 from synkhronos._backends import Constant, io_toposort, ops
 from synkhronos._costs import (
     MOST_BUSY,
     Estimate,
+    Exchange,
     Machine,
     Store,
     along_rows,
@@ -38,7 +39,7 @@ from synkhronos._costs import (
 from synkhronos._graph import Graph
 from synkhronos._rank import Call
 from synkhronos._session import Place, Session
-from synkhronos._sharding import Needs, Prediction, WorkReader
+from synkhronos._sharding import Needs, Prediction, Slices, WorkReader
 from synkhronos._utils.interrupts import deferred_interrupts, let_interrupts_pass
 from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.resources import busy, free_memory
@@ -165,9 +166,12 @@ class Chooser:
     def _seconds_of_broadcast(self, session: Session, machine: Machine) -> float:
         """Return the seconds in which the other ranks get the variables that the function updates, or else reads.
 
-        Large variables that it only reads are not copied: the other ranks view the controller's memory.
+        Large variables are not copied, unless each rank changes them by itself: the other ranks view the controller's
+        memory.
         """
-        variables = _graph.updated_variables(self._compiled) or session.stale.copied(self._shared())
+        variables = _graph.updated_variables(self._compiled)
+        if not variables or slices_of(session, self._divided) is not None:
+            variables = session.stale.copied(variables or self._shared())
         n_bytes = _n_bytes_of(variables)
         return machine.broadcast.at(n_bytes) if n_bytes else 0.0
 
@@ -180,7 +184,8 @@ class Chooser:
             arrays = [value for value in inputs.values if isinstance(value, np.ndarray)]
             part = n_rows / max(1, sum(inputs.counts)) if self._resizes else 1
             staged = sum([value.nbytes for value in arrays]) * part
-            rows = seconds_by_rows(share.work, share.exchange._replace(staged=staged), machine)
+            exchange = _with_slices(share.exchange._replace(staged=staged), slices_of(session, self._divided))
+            rows = seconds_by_rows(share.work, exchange, machine, session.n_ranks)
             n_threads = session.replica.thread_limits.most_threads
             return rows, seconds_on_controller(everything.work, machine, n_threads)
         except Exception as error:  # the model must not end a program, which may have graphs of any kind
@@ -291,7 +296,16 @@ class Chooser:
         times: dict[str, list[list[float]]] = {"rows": [], "controller": []}
         sizes = [max(one, session.n_ranks) for one in _SIZES] if self._resizes else [1]
         every, session.replica_check.every = session.replica_check.every, 0
+
+        def planned(plan: str, size: int) -> Callable[[], Any]:
+            values = [
+                repeated[i] if i in repeated else self._resized(i, value, inputs, size)
+                for i, value in enumerate(inputs.values)
+            ]
+            return by_plan(plan, values, size if self._resizes else None)
+
         try:
+            planned("rows", sizes[0])  # moves values to memory that the workers view, before they are saved
             with _unchanged(session, _graph.updated_variables(self._compiled)):
                 for size in sizes:
                     if times["rows"]:  # a later size takes a second at most
@@ -299,14 +313,9 @@ class Chooser:
                         size = min(size, largest, int(before * _MOST_SECONDS / slowest))
                         if size < 2 * before:
                             break
-                    values = [
-                        repeated[i] if i in repeated else self._resized(i, value, inputs, size)
-                        for i, value in enumerate(inputs.values)
-                    ]
-                    batch = size if self._resizes else None
                     for plan, points in times.items():
                         if plan == "rows" or not self._is_clear(times["rows"]):
-                            call = by_plan(plan, values, batch)
+                            call = planned(plan, size)
                             warm_up = _WARM_UP if plan == "rows" else 0.0
                             points.append([size, seconds_of(call, _SECONDS, _LEAST_CALLS, _MOST_CALLS, warm_up)])
         except MemoryError:
@@ -319,6 +328,7 @@ class Chooser:
             times = {}
         finally:
             session.replica_check.every = every
+        session.trim()
         self._costs.store.put("functions", self._costs.name, name, value=times, is_provisional=is_busy)
 
     def _is_clear(self, by_rows: list[list[float]]) -> bool:
@@ -352,6 +362,14 @@ class Chooser:
         axis = self._specs[position].axis
         rows = np.arange(value.shape[axis])[_slice_of(inputs.batch.rows[position])]
         return np.take(value, np.resize(rows, size), axis=axis)
+
+
+def _with_slices(exchange: Exchange, slices: Slices | None) -> Exchange:
+    """Return what the ranks exchange if large updates are computed by slices."""
+    if slices is None:
+        return exchange
+    sliced = _n_bytes_of(list(slices.summed.values()))
+    return exchange._replace(reduced=max(0.0, exchange.reduced - sliced), sliced=sliced)
 
 
 def _slice_of(rows: Selection) -> Any:

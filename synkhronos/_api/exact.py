@@ -9,7 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from synkhronos import _graph
-from synkhronos._api.call_plan import ControllerCall, Inputs, Planner, chosen, count_rows, divide, rows_on_ranks
+from synkhronos._api.call_plan import (
+    ControllerCall,
+    Inputs,
+    Planner,
+    chosen,
+    count_rows,
+    divide,
+    rows_on_ranks,
+    slices_of,
+)
 from synkhronos._api.checks import EXACT, Checks, Input, Serial
 from synkhronos._api.choice import Chooser, ChosenPlans, Costs, Unmeasured, prefers_controller
 from synkhronos._api.combine import GraphCollectives, Results
@@ -18,7 +27,7 @@ from synkhronos._api.functions import MOST_PLANS, Function
 from synkhronos._costs import Estimate
 from synkhronos._graph import Graph, Variant
 from synkhronos._processes import FUNCTION
-from synkhronos._rank import MOST_PARTIALS, MOST_VALUES, Call
+from synkhronos._rank import Call
 from synkhronos._session import Place, Session, Updates, current
 from synkhronos._sharding import ShardedGraph, Slices, rules  # noqa: F401 - the rules register themselves
 from synkhronos._utils.interrupts import new_lock
@@ -104,11 +113,15 @@ class ExactFunction(Function):
 
     @property
     def partition(self) -> Any:
-        """Table of the function's collectives, and the predicted times of its plans.
+        """Table of the function's collectives, how products and updates are divided, and predicted times of its plans.
 
-        A list with a method ``picture(path)``, which draws the graph, and an attribute ``plans``.
+        A list with a method ``picture(path)``, which draws the graph, and attributes ``products``, ``updates`` and
+        ``plans``.
         """
-        return self._graph.partition(self._theano, self._planner.chooser.predictions())
+        session = None if self._session is None else self._session()
+        slices = None if session is None else slices_of(session, self._graph)
+        compiled = self._theano if slices is None else slices.graph.compile()
+        return self._graph.partition(compiled, self._planner.chooser.predictions(), slices)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute on all ranks; see `Function.__call__`.
@@ -139,6 +152,7 @@ class ExactFunction(Function):
             with _measuring:
                 if session.costs is None:
                     session.costs = self._measure(session)
+                    session.trim()
         else:
             before, repeated = self.counts, self._planner.chooser.repeated(session, inputs)
             with session.lock:  # another thread's updates would be undone, too
@@ -188,6 +202,15 @@ class ExactFunction(Function):
     def _forget_plans(self) -> None:
         self._repetition = None
         self._plans = ChosenPlans(MOST_PLANS, self._prefers_controller, self._latest)
+
+    def _distributed(self, session: Session, variant: Variant, graph: Graph) -> int:
+        slices = self._graph.slices if graph is not self._graph else None
+        own = [] if slices is None else [slices.graph, *(one.function for one in slices.groups)]
+        if not any(graph is one for one in own):
+            return super()._distributed(session, variant, graph)
+        key = self._key(session, variant, graph)
+        session.distribute((key,))  # without the plain function, which is not called then
+        return key
 
     def _is_valid(self, session: Session, call: Call | ControllerCall) -> bool:
         step = call.step if isinstance(call, Call) else None
@@ -555,12 +578,14 @@ class _ExactPlanner(Planner):
         return call._replace(shares=shares, counts=counts, all_compute=n_rows == 0), refs
 
     def _slices(self, session: Session, distributed: Callable[[Any, Graph], int], num_slices: int) -> Slices | None:
-        if num_slices > 1 or session.sequencer.place or not session.stale.shares or self._graph.slices is None:
+        slices = slices_of(session, self._graph)
+        if slices is None or num_slices > 1 or session.sequencer.place:
             return None
-        slices = self._graph.slices
-        distributed(Variant(), self._graph)  # brings all variables to the ranks
-        fits = slices.n_partials <= MOST_PARTIALS and max(len(one.variables) for one in slices.groups) <= MOST_VALUES
-        return slices if fits and session.view(session.keys(slices.variables)) else None
+        used = [*slices.others, *slices.variables, *slices.values]
+        unknown = [var for var in dict.fromkeys(used) if session.replica.variables.key(var) is None]
+        if unknown:
+            session.distribute_variables(unknown)
+        return slices if session.view(session.keys(slices.variables)) else None
 
     def _follow_rows(self, session: Session, inputs: Inputs, rows: list[Selection] | None) -> Inputs:
         """Return the inputs with the ranks' shards changed to those of the sliceable shared variables."""

@@ -62,6 +62,8 @@ class Exchange(NamedTuple):
         Number of times that all ranks wait for each other in collectives.
     reduced : float
         Bytes of the arrays that are all-reduced, on each rank.
+    sliced : float
+        Bytes of the arrays that a rank adds only in its range of elements, because they are for updates by slices.
     gathered : float
         Bytes of results that the controller copies from shared memory.
     """
@@ -70,6 +72,7 @@ class Exchange(NamedTuple):
     n_meetings: int = 0
     reduced: float = 0.0
     gathered: float = 0.0
+    sliced: float = 0.0
 
 
 class Curve(NamedTuple):
@@ -211,17 +214,25 @@ def seconds_on_controller(work: Work, machine: Machine, n_threads: int) -> float
     return machine.call + seconds_of_work(work._replace(divided=()), machine.alone) + divided
 
 
-def seconds_by_rows(work: Work, exchange: Exchange, machine: Machine) -> float:
+def seconds_by_rows(work: Work, exchange: Exchange, machine: Machine, n_ranks: int) -> float:
     """Return the seconds of a call in which every rank computes its rows.
 
     Parameters
     ----------
     work : Work
-        Of one rank.
+        Of one rank. With updates by slices, the ranks share `Work.divided`.
     exchange : Exchange
     machine : Machine
+    n_ranks : int
     """
-    seconds = machine.command + seconds_of_work(work, machine.together) + exchange.n_meetings * machine.meeting
+    passes = machine.together.passes
+    if exchange.sliced:
+        divided = sum(passes.at(n_bytes / n_ranks) for n_bytes in work.divided)
+        divided += passes.at(exchange.sliced * (n_ranks - 1) / n_ranks)  # a range of each other rank's arrays
+        seconds = seconds_of_work(work._replace(divided=()), machine.together) + divided
+    else:
+        seconds = seconds_of_work(work, machine.together)
+    seconds += machine.command + exchange.n_meetings * machine.meeting
     for n_bytes, curve in (
         (exchange.staged, machine.copy),
         (exchange.reduced, machine.reduction),

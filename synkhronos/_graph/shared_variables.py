@@ -28,6 +28,7 @@ from synkhronos._backends import (
     Function,
     SharedVariable,
     is_device_type,
+    is_random_state,
     label_prints,
     print_profiles,
     to_device,
@@ -62,7 +63,8 @@ def is_tensor_variable(obj: Any) -> bool:
 
 def is_large(var: Any, value: Any) -> bool:
     """Return whether a value of a shared variable is an array that exists once on a node."""
-    return isinstance(value, np.ndarray) and value.nbytes >= LEAST_BYTES and is_host_variable(var)
+    is_array = isinstance(value, np.ndarray) and is_host_variable(var) and not is_random_state(var)
+    return is_array and value.nbytes >= LEAST_BYTES
 
 
 def shared_variables_of(function: Any) -> list[Any]:

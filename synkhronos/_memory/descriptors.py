@@ -138,6 +138,8 @@ _REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP)
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 
 _libc = ctypes.CDLL(None, use_errno=True)
+if hasattr(_libc, "malloc_trim"):
+    _libc.malloc_trim.argtypes = (ctypes.c_size_t,)
 if hasattr(_libc, "memfd_create"):  # `os.memfd_create` is not in every build of Python
     _libc.memfd_create.argtypes = (ctypes.c_char_p, ctypes.c_uint)
 
@@ -284,3 +286,9 @@ def remove_stale(folder: str = _FOLDER) -> int:
                     os.unlink(entry.path)
                     removed += 1
     return removed
+
+
+def release_freed_memory() -> None:
+    """Return memory to the system that this process has freed, and that the C library keeps for reuse."""
+    if hasattr(_libc, "malloc_trim"):  # glibc
+        _libc.malloc_trim(0)

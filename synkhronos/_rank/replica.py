@@ -15,7 +15,15 @@ from typing import Any, Callable
 
 from synkhronos import _backends, _graph
 from synkhronos._collectives import Workspace, connect
-from synkhronos._memory import FdChannel, SegmentRef, SegmentTable, array_at, look_at_free_memory, make_heap
+from synkhronos._memory import (
+    FdChannel,
+    SegmentRef,
+    SegmentTable,
+    array_at,
+    look_at_free_memory,
+    make_heap,
+    release_freed_memory,
+)
 from synkhronos._native import native
 from synkhronos._processes import COLLECTIVES, CONTROL, TRANSFERS, Notes, ProcessGroup
 from synkhronos._rank.call import Caller
@@ -36,6 +44,7 @@ from synkhronos._rank.commands import (
 from synkhronos._rank.environment import ThreadLimits, seed_rank
 from synkhronos._rank.messages import Decoder, Encoder, Envelope, Failure
 from synkhronos._rank.results import ResultPublisher, RowViews
+from synkhronos._rank.steps import Steps
 from synkhronos._utils.interrupts import FinalizerQueue, deferred_interrupts
 
 
@@ -176,6 +185,11 @@ class Replica:
         self.thread_limits.widen()
         return self.heap.call(function, arrays)
 
+    @property
+    def steps(self) -> Steps:
+        """Updates of a call that are made completely or not at all."""
+        return self._caller.steps
+
     def finish_step(self) -> bool:
         """Complete the updates of a call that ended early; see `Steps.finish`."""
         return self.heap.call(lambda _: self._caller.steps.finish(), None)
@@ -183,6 +197,7 @@ class Replica:
     def _flush(self, command: Flush) -> None:
         if command.trim:
             self.heap.trim()
+            release_freed_memory()
 
     def _record(self, command: Record) -> Notes | None:
         if not command.on:

@@ -29,6 +29,7 @@ _UNIT = 1024  # elements: ranges of ranks are multiples of it
 #: have been noted (negative: they are in private memory, and lost if the rank dies); then the places of these values,
 #: and of the rank's partial arrays.
 _BEGUN, _DONE, _NOTED, _FIRST = 0, 1, 2, 3
+_HAS_SET = 2  # in the column `_BEGUN`: the rank has set the variables that it sets
 MOST_VALUES = 64  # of a `SlicedUpdate`
 _PLACES = _FIRST + MOST_VALUES
 MOST_PARTIALS = NOTES - _PLACES
@@ -87,8 +88,13 @@ class Steps:
         self._prepared: _Prepared | None = None
         self._logs: dict[Any, np.ndarray] = {}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the last step may still have to be completed by `finish`."""
+        return self._prepared is not None
+
     def forget(self) -> None:
-        """Forget the last step: the next command has come, so no rank reads its arrays any more."""
+        """Forget the last step, because all ranks have done their part: no rank reads its arrays any more."""
         self._prepared = None
 
     def prepare(self, step: Step, outputs: list[Any], n_wanted: int, weights: Sequence[int]) -> None:
@@ -102,7 +108,8 @@ class Steps:
         given = outputs[n_wanted:]
         arrays = [np.asarray(value) for value in given]
         partials: list[np.ndarray] = []
-        updates = [self._update(one, arrays, partials) for one in step.sliced]
+        places: dict[int, int] = {}  # of partial arrays, by their positions in the outputs
+        updates = [self._update(one, arrays, partials, places) for one in step.sliced]
         if self._is_controller:
             self._notes[:, :_FIRST] = 0
         own = self._notes[self._rank]
@@ -111,27 +118,39 @@ class Steps:
             own[_PLACES + i] = -1 if offset is None else offset
         self._prepared = _Prepared(step, arrays, updates, partials, weights)
 
-    def _update(self, one: SlicedUpdate, arrays: list[Any], partials: list[np.ndarray]) -> _Update:
-        blocks = [_graph.get_array(self._variables[key]) for key in one.variables]
+    def _update(
+        self, one: SlicedUpdate, arrays: list[Any], partials: list[np.ndarray], places: dict[int, int]
+    ) -> _Update:
+        blocks = list(map(self._value, one.variables))
         shape = blocks[0].shape
         inputs: list[tuple[str, Any]] = []
         for kind, number in one.inputs:
-            array = _graph.get_array(self._variables[number]) if kind == "value" else arrays[number]
+            array = self._value(number) if kind == "value" else arrays[number]
             if kind == "scalar":
                 inputs.append((kind, array))
                 continue
             if array.shape != shape:
                 names = ", ".join(str(self._variables[key]) for key in one.variables)
                 raise ValueError(f"an update of {names}, of shape {shape}, got an array of shape {array.shape}")
-            flat = np.ascontiguousarray(array).reshape(-1)
-            if kind == "partial":
-                flat = flat if self._heap.offset(flat) is not None else flat.copy()
-                inputs.append((kind, len(partials)))
-                partials.append(flat)
-            else:
-                inputs.append((kind, flat))
+            if kind != "partial":
+                inputs.append((kind, np.ascontiguousarray(array).reshape(-1)))
+                continue
+            if number not in places:
+                flat = np.ascontiguousarray(array).reshape(-1)
+                places[number] = len(partials)
+                partials.append(flat if self._heap.offset(flat) is not None else flat.copy())
+            inputs.append((kind, places[number]))
         flat_blocks = [self._at(self._heap.offset(block), block.size, block.dtype) for block in blocks]
         return _Update(self._runner(one.function, None), flat_blocks, inputs)
+
+    def _value(self, key: int) -> Any:
+        """Return the value of a variable: on the controller, the array that the others view, if they do.
+
+        Another thread of the program may set the variable meanwhile.
+        """
+        var = self._variables[key]
+        viewed = _graph.sync_of(var.container).viewed if self._is_controller else None
+        return _graph.get_array(var) if viewed is None else viewed
 
     # -- after the ranks have met
 
@@ -159,6 +178,8 @@ class Steps:
             self._notes[self._rank, _BEGUN] = 1
             self._set_others()
             self._work(self._rank)
+            if not self._is_controller and self._prepared is not None:  # other ranks may still read partial arrays
+                self._prepared = self._prepared._replace(outputs=[], updates=[])
 
     def finish(self) -> bool:
         """Complete a step, if a rank has begun it; only on the controller, when the other ranks have ended or died.
@@ -174,14 +195,18 @@ class Steps:
             If it cannot be completed.
         """
         if self._prepared is None or not self._notes[:, _BEGUN].any():
+            self.forget()
             return False
         with deferred_interrupts():
             try:
-                self._set_others()
+                if self._notes[self._rank, _BEGUN] != _HAS_SET:
+                    self._set_others()
                 for rank in range(len(self._notes)):
                     self._work(rank)
             except Exception as error:
                 raise TornUpdate(self._names()) from error
+            finally:
+                self.forget()
         return True
 
     def _set_others(self) -> None:
@@ -190,6 +215,7 @@ class Steps:
         for key, value in zip(step.others, self._prepared.outputs):
             if self._is_controller or key not in step.adopted:
                 _graph.set_array(self._variables[key], value)
+        self._notes[self._rank, _BEGUN] = _HAS_SET
 
     def _work(self, rank: int) -> None:
         """Compute the range of a rank, from the piece on that it has not completed."""

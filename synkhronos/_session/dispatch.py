@@ -141,7 +141,7 @@ class Dispatcher:
         self._cause = ""  # message: why the session is broken
         self._n_forks = _n_forks
         self._group = group
-        self._replica = replica
+        self._replica, self._steps = replica, replica.steps
         self._ledger = ledger
         self._timeout = timeout
         self._ahead = group.ahead
@@ -162,6 +162,8 @@ class Dispatcher:
             envelope, memory = self._ledger.envelope(command)
             message = self._encoder.dumps(envelope)
             own_error: Exception | None = None
+            if self._steps.is_open:  # an interrupt kept an earlier command from completing its updates
+                self.finish_step(None)
             if self._group.sync.aborted:  # an earlier command failed, and an interrupt kept it from resetting this
                 self._group.sync.reset()
             was_waiting, self._is_waiting = self._is_waiting, True
@@ -183,11 +185,14 @@ class Dispatcher:
                 self.check_closed(error)
                 if self._group.outstanding:
                     self._interrupted(error, command)
+                elif self._steps.is_open:
+                    self.finish_step(command)
                 raise
             finally:
                 self._is_waiting = was_waiting
             decoded = self._decoded.get(None, replies) if own_error is None else None
             if decoded is not None:
+                self._steps.forget()
                 self._ledger.delivered()
                 results = decoded.copy()
                 results[self._group.master_rank] = result
@@ -196,11 +201,12 @@ class Dispatcher:
             results[self._group.master_rank] = result
             failed = first_failure(results, self._group.master_rank, self._ahead)
             if failed is not None:
-                self._finish_step(command)
+                self.finish_step(command)
                 self._group.sync.reset()
                 cause = own_error if failed == self._group.master_rank else None
                 device = self._group.devices[failed]
                 raise worker_error(command, self._replica.describe, failed, device, results, cause)
+            self._steps.forget()
             results = [self._read(rank, one, isinstance(command, InOrder)) for rank, one in enumerate(results)]
             decoded = results.copy()
             decoded[self._group.master_rank] = None
@@ -258,12 +264,13 @@ class Dispatcher:
         if lost:
             error.args = (f"{error} (in {self._describe(command)})",)
         cause = summarize(error)
+        found: list[bool | None] = []  # whether the call has made its updates
         second: BaseException | None = None
         unreplaced = ""  # why a dead worker could not be replaced
         try:
             self._group.sync.abort()
             if isinstance(error, WorkerDied) and self._restore is not None and not isinstance(error, NodeLost):
-                unreplaced = self._restart(error, command)
+                unreplaced = self._restart(error, command, found)
             elif not lost and self._settled(command):
                 return
         except WorkerRestarted:
@@ -279,7 +286,7 @@ class Dispatcher:
         with deferred_interrupts():
             self.state, self._cause = State.BROKEN, cause
             self._group.stop(grace=0.0)
-            made = self._finish_step(command)
+            made = found[0] if found else self.finish_step(command)
         if lost:
             state = "" if made is None else f"{_MADE[made]}; "
             error.args = (f"{error}; {state}{self._remedy()}",)
@@ -293,21 +300,25 @@ class Dispatcher:
             if not self._group.settle(_INTERRUPT_SECONDS) or self._group.dead():
                 return False
             self._group.sync.reset()
-            made = self._finish_step(command)
+            made = self.finish_step(command)
             self._replica.forget(*self._ledger.sent)  # the interrupt may have come before `issue` did this
             self._received(self._group.collect())
             state = "but replicas may differ now" if made is None else f"and {_MADE[made]}"
             log(logging.WARNING, "interrupted; the session is usable, %s", state)
         return True
 
-    def _restart(self, error: WorkerDied, command: Command | None) -> str:
-        """Replace dead workers and raise `WorkerRestarted`, or return the reason why this is not possible."""
+    def _restart(self, error: WorkerDied, command: Command | None, found: list[bool | None]) -> str:
+        """Replace dead workers and raise `WorkerRestarted`, or return the reason why this is not possible.
+
+        The result of `finish_step` is appended to ``found``.
+        """
         self._restarts += 1
         if self._restarts > _MAX_RESTARTS:
             return f"{_MAX_RESTARTS} replacements in a row died before they were ready"
         if not self._group.settle(self._timeout):
             return f"other workers did not answer within {self._timeout} seconds"
-        made = self._finish_step(command)
+        made = self.finish_step(command)
+        found.append(made)
         ranks = tuple(self._group.dead())
         with deferred_interrupts():
             inherited = self._replica.segments.lent()  # the new workers keep this frame, and so these arrays
@@ -336,7 +347,7 @@ class Dispatcher:
             state += f". This call was not completed, but {_MADE[made]}."
         raise WorkerRestarted(f"{error}; it was replaced{state}", ranks, lost, updated=made) from error
 
-    def _finish_step(self, command: Command | None) -> bool | None:
+    def finish_step(self, command: Command | None = None) -> bool | None:
         """Complete the updates of a call that ended early, if a rank has begun to make them.
 
         Returns

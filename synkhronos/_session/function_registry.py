@@ -10,12 +10,15 @@ from typing import Any, Callable
 
 from synkhronos import _graph
 from synkhronos._backends import precompile
+from synkhronos._memory import release_freed_memory
 from synkhronos._rank import Replica, summarize
 from synkhronos._session.ledger import Ledger
 from synkhronos._session.replicas import StaleReplicas
 from synkhronos._utils.display import progress
 from synkhronos._utils.interrupts import FinalizerQueue, deferred_interrupts, let_interrupts_pass
 from synkhronos.errors import WorkerError
+
+_LARGE = 1 << 24  # bytes
 
 _logger = logging.getLogger("synkhronos")
 
@@ -193,6 +196,8 @@ class FunctionRegistry:
                 self._replica.variables.put(new, var)
             self._replica.move_to_heap(list(bundle.new.values()))
             self._replicas.note_loaded(bundle.new)
+        if sum([getattr(_graph.get_array(var), "nbytes", 0) for var in bundle.new.values()]) >= _LARGE:
+            release_freed_memory()  # where values were until now
 
     def _forget_pending(self, key: int) -> None:
         """Remove the function ``key`` from the pending functions."""

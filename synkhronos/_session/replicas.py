@@ -180,11 +180,15 @@ class StaleReplicas:
 
     def view(self, keys: Sequence[int], issue: Callable[[Command], Any]) -> bool:
         """Have the workers view the values of some variables, by ``issue(command)``; return whether they do."""
-        missing = [key for key in keys if not self._is_viewed(key)]
+        missing = self.not_viewed(keys)
         if missing and self.shares:
             self.add([self._table[key] for key in missing])
             self.send(issue)
-        return not missing or all(map(self._is_viewed, missing))
+        return not self.not_viewed(missing)
+
+    def not_viewed(self, keys: Sequence[int]) -> list[int]:
+        """Return the keys of the variables of which workers do not view the controller's present value."""
+        return [key for key in keys if not self._is_viewed(key)]
 
     def _is_viewed(self, key: int) -> bool:
         if key not in self.shared or key in self.keys:
@@ -230,17 +234,15 @@ class StaleReplicas:
         """
         if not self._is_shareable(var, value):
             return None
-        is_own = True  # if the program has set two variables to one array, a change of one must not change the other
-        if self._place(value) is not None:
-            is_own = not any(value is one for one in others())
-            if is_own:
-                return value
+        # if the program has set two variables to one array, a change of one must not change the other
+        if self._place(value) is not None and not any(value is one for one in others()):
+            return value
         if self._heap.short:
             look_at_free_memory(self._heap, self._n_ranks)
         block: np.ndarray = self._heap.call(_copied, value)
         if self._place(block) is None:
             return None
-        if is_own and _graph.get_array(var) is value:
+        if _graph.get_array(var) is value:
             _graph.set_array(var, block)
         return block
 
@@ -378,7 +380,11 @@ class ReplicaCheck:
         n_before, self._n_calls = self._n_calls, self._n_calls + len(variables)
         if n_before // self.every == self._n_calls // self.every:
             return
-        for var, most in self.compare(self._equal(list(dict.fromkeys(chain(*variables))))).items():
+        self.warn_of_differences(list(dict.fromkeys(chain(*variables))))
+
+    def warn_of_differences(self, variables: Sequence[Any]) -> None:
+        """Compare variables, and warn once of each that differs between ranks."""
+        for var, most in self.compare(self._equal(variables)).items():
             if var.container not in self._warned:
                 self._warned.add(var.container)
                 warn(

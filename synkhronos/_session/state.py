@@ -181,6 +181,8 @@ class Session:
 
     def view(self, keys: Sequence[int]) -> bool:
         """Have the workers view the controller's values of variables; return whether that is possible."""
+        if self.replica_check.every:
+            self.replica_check.warn_of_differences([self.replica.variables[key] for key in self.stale.not_viewed(keys)])
         return self.stale.view(keys, self.issue)
 
     # -- memory
@@ -247,6 +249,11 @@ class Session:
         """Send all entries of the ledger now: workers map new memory, and unmap dropped memory."""
         self.issue(Flush())
 
+    def trim(self) -> None:
+        """Have every rank free the memory that it keeps for later calls."""
+        collect_garbage()
+        self.issue(Flush(trim=True))
+
     def _make_room(self, collect: bool) -> None:
         """Have every rank free dropped memory and cached blocks, because memory is short."""
         if collect:
@@ -307,6 +314,7 @@ class Session:
             if within and not self.broken:
                 self._dispatcher.state = State.CLOSED
                 self._group.stop(grace=0.0)
+                self._dispatcher.finish_step()
             try:
                 if not self.broken:
                     grace = {"grace": 0.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import html
 import math
 import os
@@ -18,6 +19,9 @@ from synkhronos._sharding.placements import Partial, Shard, line_of
 from synkhronos._sharding.propagate import Propagation
 from synkhronos._sharding.rank_ops import CollectiveRecord
 
+_PRODUCTS = ("Dot", "BatchedDot", "AbstractConv")  # beginnings of the names of operations
+_HOW = {"rows": "by rows", "sum over rows": "as a sum over rows", "in full": "in full"}
+_MOST_NAMES = 8
 _TITLES = ("meeting", "collective", "variable", "bytes", "line", "why")
 
 
@@ -27,7 +31,8 @@ class Entry(NamedTuple):
     Attributes
     ----------
     collective : str
-        ``"all-reduce (sum)"``, ``"all-gather"``, …
+        ``"all-reduce (sum)"``, ``"all-gather"``, …; ``"sum in slices"`` for a gradient that each rank adds only in the
+        range of elements that it updates.
     variable : str
         The variable that is reduced or gathered, as the backend names it.
     n_bytes : int or None
@@ -48,6 +53,26 @@ class Entry(NamedTuple):
     line: str
     reason: str
     meeting: int | None
+
+
+class Division(NamedTuple):
+    """How the ranks divide a product of matrices, or a convolution, with the plan ``"rows"``.
+
+    Attributes
+    ----------
+    variable : str
+        The result, as the backend names it.
+    how : str
+        ``"rows"``: each rank computes its rows of the result. ``"sum over rows"``: each rank computes an array of the
+        full shape from its rows, and these are added. ``"in full"``: each rank computes the full result, because no
+        operand has rows.
+    line : str
+        As for `Entry`.
+    """
+
+    variable: str
+    how: str
+    line: str
 
 
 class Prediction(NamedTuple):
@@ -94,11 +119,19 @@ class Partition(list):
     draw : callable
         ``draw(path)`` draws the graph.
     plans : list of Prediction
+    products : list of Division
+    updates : list of str
+    sums : list of (CollectiveRecord, int)
+        All-reduces in whose place each rank adds a range of elements, with the bytes of the arrays.
 
     Attributes
     ----------
     plans : list of Prediction
         One for each number of rows for which the plan was chosen by cost, in the order of the calls.
+    products : list of Division
+        How the matrix products and convolutions of the program's graph are divided.
+    updates : list of str
+        Names of the variables that are updated by slices.
     """
 
     def __init__(
@@ -106,16 +139,21 @@ class Partition(list):
         collectives: Sequence[CollectiveRecord],
         compiled: Any,
         draw: Callable[[str], None],
-        plans: Sequence[Prediction] = (),
+        *,
+        plans: Sequence[Prediction],
+        products: Sequence[Division],
+        updates: Sequence[str],
+        sums: Sequence[tuple[CollectiveRecord, int]],
     ) -> None:
         super().__init__()
-        self.plans = list(plans)
+        self.plans, self.products, self.updates = list(plans), list(products), list(updates)
         self._draw = draw
         for op in collectives_of(compiled):
             sizes = op.n_bytes or (None,) * len(op.labels)
             number = None if op.number == UNNUMBERED else op.number  # the graph was not optimized
             self += [_entry(collectives[label], n_bytes, number) for label, n_bytes in zip(op.labels, sizes)]
         self += [_entry(one, None, None) for one in collectives if one.is_in_loop]
+        self += [_entry(one._replace(kind="sum in slices"), n_bytes, None) for one, n_bytes in sums]
 
     def picture(self, path: str) -> None:
         """Draw the program's graph, colored by the placement of each value, with its collectives.
@@ -143,26 +181,51 @@ class Partition(list):
         more = ", and what is not known: before the first call, and in loops" if None in sizes else ""
         return f"collectives: {len(self)}; meetings: {n_meetings}; bytes: {known}{more}"
 
+    def _more(self) -> list[str]:
+        """Return the lines below the table."""
+        counts = collections.Counter(one.how for one in self.products)
+        lines = []
+        if counts:
+            lines.append("products and convolutions: " + ", ".join(f"{n} {_HOW[how]}" for how, n in counts.items()))
+        if self.updates:
+            names = ", ".join(self.updates[:_MOST_NAMES])
+            more = f" and {len(self.updates) - _MOST_NAMES} others" if len(self.updates) > _MOST_NAMES else ""
+            lines.append(f"updated by slices: {names}{more}")
+        return [*lines, *map(str, self.plans)]
+
     def __repr__(self) -> str:
         if not self:
-            return "\n".join(["no collectives", *map(str, self.plans)])
+            return "\n".join(["no collectives", *self._more()])
         rows = [_TITLES, *self._rows()]
         widths = [min(40, max(len(row[i]) for row in rows)) for i in range(len(_TITLES))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, self._sum(), *map(str, self.plans)])
+        return "\n".join([*lines, self._sum(), *self._more()])
 
     def _repr_html_(self) -> str:
         def cells(row: tuple[str, ...], kind: str) -> str:
             return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row) + "</tr>"
 
         body = cells(_TITLES, "th") + "".join(cells(row, "td") for row in self._rows())
-        plans = "".join(f"<div>{html.escape(str(one))}</div>" for one in self.plans)
-        return f"<table><caption>{self._sum()}</caption>{body}</table>{plans}"
+        more = "".join(f"<div>{html.escape(one)}</div>" for one in self._more())
+        return f"<table><caption>{self._sum()}</caption>{body}</table>{more}"
 
 
 def _entry(one: CollectiveRecord, n_bytes: int | None, meeting: int | None) -> Entry:
     size = _n_bytes(one.variable) if n_bytes is None else n_bytes
     return Entry(one.kind, str(one.variable), size, line_of(one.variable), one.reason, meeting)
+
+
+def products_of(propagation: Propagation, outputs: Sequence[Any]) -> list[Division]:
+    """Return how the products and convolutions are divided in the user's graph that computes some variables."""
+    found = []
+    for node in io_toposort([], list(outputs)):
+        op = getattr(node.op, "core_op", node.op)
+        if type(op).__name__.startswith(_PRODUCTS) and propagation.knows(node.outputs[0]):
+            placement = propagation.placement(node.outputs[0])
+            how = "rows" if isinstance(placement, Shard) else "in full"
+            how = "sum over rows" if isinstance(placement, Partial) else how
+            found.append(Division(str(node.outputs[0]), how, line_of(node.outputs[0])))
+    return found
 
 
 def _n_bytes(variable: Any) -> int | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._backends import Out, UnusedInputError, ancestors, config, io_toposort, is_random_state, leaves_of, ops
-from synkhronos._graph import Graph
+from synkhronos._graph import Graph, get_array
 from synkhronos._graph.ops import after_collectives, has_collectives
 from synkhronos._sharding.blocking import in_blocks
 from synkhronos._sharding.checking import environment_asks, errors_logged
@@ -21,7 +21,7 @@ from synkhronos._sharding.placements import ONE, Replicate, Shard, described, li
 from synkhronos._sharding.propagate import REPLICATED_RULES, RULES, Propagation
 from synkhronos._sharding.random_streams import OwnDraws
 from synkhronos._sharding.rank_ops import ON_RANKS, label
-from synkhronos._sharding.report import Partition, Prediction, draw
+from synkhronos._sharding.report import Partition, Prediction, draw, products_of
 from synkhronos._sharding.slices import Slices
 from synkhronos._sharding.user_shards import Sharding
 
@@ -151,6 +151,7 @@ class ShardedGraph(Graph):
         with errors_logged("The report of collectives", "the graph"):
             label(self._collectives)
         self._draw = functools.partial(draw, propagation, expressions)
+        self._products = functools.partial(products_of, propagation, expressions)
         drawn = [var for var, _ in updates if is_random_state(var) and var not in self.own_states]
         self._why_not_sliced = functools.partial(why_not_sliced, propagation, needed, drawn, self.takes_rows, random)
         if blocked and (drawn or self.own_states or not self.takes_rows or sharding.rows is not sharding.given):
@@ -189,9 +190,22 @@ class ShardedGraph(Graph):
         slices = Slices(self)
         return slices if slices.groups else None
 
-    def partition(self, compiled: Any, plans: Sequence[Prediction]) -> Partition:
-        """Return the report of the collectives in a function that was compiled from this graph."""
-        return Partition(self._collectives, compiled, self._draw, plans)
+    def partition(self, compiled: Any, plans: Sequence[Prediction], slices: Slices | None) -> Partition:
+        """Return the report of the collectives in a function that was compiled from this graph, or from ``slices``."""
+        updates, sums = [], []
+        if slices is not None:
+            updates = list(map(str, slices.variables))
+            pairs = [(one, slices.summed.get(self.expression_of(one.result))) for one in self._collectives]
+            sums = [(one, get_array(var).nbytes) for one, var in pairs if var is not None]
+        return Partition(
+            self._collectives,
+            compiled,
+            self._draw,
+            plans=plans,
+            products=self._products(),
+            updates=updates,
+            sums=sums,
+        )
 
     def check_slices(self) -> None:
         """Raise `ValueError` if a call cannot be computed in slices."""

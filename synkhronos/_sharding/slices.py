@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from synkhronos._backends import T, ancestors, constant_value, equal_computations, io_toposort, ops
+from synkhronos._backends import T, ancestors, constant_value, equal_computations, io_toposort, is_random_state, ops
 from synkhronos._graph import Graph, get_array, is_host_variable, is_large, is_shared_variable
 from synkhronos._graph.ops import Collective
+
+#: Size of a variable from which on it is updated by slices: for less, the work in Python takes longer.
+LEAST_BYTES = 1024 * 1024
 
 
 class Leaf(NamedTuple):
@@ -31,6 +34,7 @@ class Leaf(NamedTuple):
 
     kind: str
     variable: Any
+    total: Any = None  # of the sharded graph: the sum of a partial input
 
 
 class Group(NamedTuple):
@@ -52,44 +56,53 @@ class Slices:
     Attributes
     ----------
     graph : Graph
-        Returns the outputs of the sharded graph, the new values of ``others``, and the leaves of all groups that are
-        not shared variables, in order. Its only updates are those of random states.
+        Returns the outputs of the sharded graph, the new values of ``others``, and ``returned``. Its only updates are
+        those of random states.
+    returned : list of variables
+        The leaves of all groups that are not shared variables.
     others : list of shared variables
-        Those that are not updated by slices, random states left out.
+        Those that are not updated by slices, without random states.
     adopted : list of shared variables
         The large ones of these.
     groups : list of Group
     variables : list of shared variables
         Those of all groups.
-    n_partials : int
-        Number of partial inputs of all groups.
+    values : list of shared variables
+        Those whose values the groups need.
+    summed : dict
+        For each of their sums, which the sharded graph gets by all-reduces, a variable of equal size.
     """
 
     def __init__(self, graph: Graph) -> None:
         outputs, updates = graph.expressions
-        drawn = [(var, new) for var, new in updates if not is_host_variable(var)]
-        sliced = {var: new for var, new in updates if _is_large(var) and _is_elementwise(new)}
-        rest = [(var, new) for var, new in updates if is_host_variable(var) and var not in sliced]
-        self.others = [var for var, _ in rest]
-        self.adopted = [var for var in self.others if _is_large(var)]
-        ends = [*outputs, *(new for _, new in (*rest, *drawn))]
-        used = {one for one in ancestors(ends) if one.owner is not None}
-        found = [_Flat(var, new, used) for var, new in sliced.items()]
+        drawn = [(var, new) for var, new in updates if is_random_state(var) or not is_host_variable(var)]
+        rest = [(var, new) for var, new in updates if is_host_variable(var) and not is_random_state(var)]
+        chosen = [(var, new) for var, new in rest if _n_bytes(var) >= LEAST_BYTES]
+        while True:  # what is not updated by slices needs some values in full, which the small functions may use, too
+            others = [(var, new) for var, new in rest if not any(var is one for one, _ in chosen)]
+            ends = [*outputs, *(new for _, new in (*others, *drawn))]
+            used = {one for one in ancestors(ends) if one.owner is not None}
+            found = [_Flat(var, new, used) for var, new in chosen]
+            fitting = [(one.var, one.new) for one in found if one.keeps_shape]
+            if len(fitting) == len(chosen):
+                break
+            chosen = fitting
+        self.others = [var for var, _ in others]
+        self.adopted = [var for var in self.others if is_large(var, get_array(var))]
         functions: list[_Function] = []
         self.groups = [_group(graph, one, functions) for one in _connected(found)]
+        leaves = [leaf for one in self.groups for leaf in one.leaves]
+        self.returned = list(dict.fromkeys([leaf.variable for leaf in leaves if leaf.kind != "value"]))
         self.variables = [var for one in self.groups for var in one.variables]
-        self.n_partials = sum(leaf.kind == "partial" for one in self.groups for leaf in one.leaves)
-        leaves = [leaf.variable for one in self.groups for leaf in one.leaves if leaf.kind != "value"]
-        self.graph = graph.part([*outputs, *(new for _, new in rest), *leaves], drawn)
+        self.values = list(dict.fromkeys([leaf.variable for leaf in leaves if leaf.kind == "value"]))
+        of_groups = [(leaf, one.variables[0]) for one in self.groups for leaf in one.leaves]
+        self.summed = {leaf.total: var for leaf, var in of_groups if leaf.kind == "partial"}
+        self.graph = graph.part([*outputs, *(new for _, new in others), *self.returned], drawn)
 
 
-def _is_large(var: Any) -> bool:
-    return is_large(var, get_array(var))
-
-
-def _is_elementwise(new: Any) -> bool:
-    """Return whether a new value has the old one's shape: another one is an error of an elementwise operation."""
-    return new.owner is not None and isinstance(new.owner.op, ops.Elemwise)
+def _n_bytes(var: Any) -> int:
+    value = get_array(var)
+    return value.nbytes if is_large(var, value) else 0
 
 
 class _Flat:
@@ -123,6 +136,11 @@ class _Flat:
             else:
                 self.leaves[one] = self._leaf(one, used)
 
+    @property
+    def keeps_shape(self) -> bool:
+        """Whether the new value has the old one's shape; otherwise, an elementwise operation raises an error."""
+        return self.reads(self)
+
     def reads(self, other: _Flat) -> bool:
         """Return whether the new value is computed from another variable's old one."""
         values = [leaf.variable for leaf in self.leaves.values() if leaf is not None and leaf.kind == "value"]
@@ -139,13 +157,15 @@ class _Flat:
 
     def _leaf(self, one: Any, used: set[Any]) -> Leaf | None:
         if all(one.broadcastable):
-            return Leaf("scalar", one.dimshuffle()) if constant_value(one) is None else None
+            if constant_value(one) is not None:
+                return None
+            return Leaf("scalar", one.dimshuffle() if one.ndim else one)
         if is_shared_variable(one):
             return Leaf("value", one)
         node = one.owner
         is_sum = node is not None and isinstance(node.op, Collective) and node.op.ops == ("sum",)
         if is_sum and one not in used and node.inputs[0].dtype == one.dtype:
-            return Leaf("partial", node.inputs[0])
+            return Leaf("partial", node.inputs[0], one)
         return Leaf("array", one)
 
 

@@ -18,12 +18,17 @@ from interrupts import Interrupt, handled_by, interrupt
 from process_state import kill, worker_pids
 
 import synkhronos as synk
-from synkhronos._rank import steps
+from synkhronos._rank import Replica, steps
 
 KILLS = int(os.environ.get("SYNKHRONOS_KILLS", "25"))
 SIDE, ROWS = 150, 24
 PIECE = 2048  # eleven pieces of a variable
 x = T.dmatrix("x")
+
+
+@pytest.fixture(autouse=True)
+def slices_of_small_variables(monkeypatch):
+    monkeypatch.setattr("synkhronos._sharding.slices.LEAST_BYTES", 1)
 
 
 def made():
@@ -284,3 +289,45 @@ def test_a_worker_dies_between_calls(no_session):
     training()
     training.follow()
     synk.close()
+
+
+def test_a_handler_closes_the_session_within_an_update(no_session, small_pieces, monkeypatch):
+    """The controller completes the step after it has ended the workers."""
+    own, is_reached = steps.Steps._note, np.frombuffer(mmap.mmap(-1, 8), np.int64)
+
+    def note(this, notes, number, new):
+        own(this, notes, number, new)
+        if this._rank == 1 and is_reached[0] == 1:
+            is_reached[0] = 2
+            os.kill(os.getppid(), signal.SIGALRM)
+            signal.pause()
+
+    monkeypatch.setattr(steps.Steps, "_note", note)
+    training = Training(3, restart_workers=False)
+    is_reached[0] = 1
+    with handled_by(lambda *_: synk.close()), pytest.raises(synk.SessionError, match="the session was closed"):
+        training()
+    assert is_reached[0] == 2
+    training.n_ranks = 1
+    training.follow()
+
+
+def test_workers_that_cannot_be_replaced(no_session, small_pieces, monkeypatch):
+    """The error says that the step is complete."""
+    trap, own = Trap(monkeypatch), Replica._load
+    dies = np.frombuffer(mmap.mmap(-1, 8), np.int64)
+
+    def load(this, command):
+        if this.rank == 1 and dies[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        own(this, command)
+
+    monkeypatch.setattr(Replica, "_load", load)
+    training = Training(2)
+    dies[0] = 1
+    trap.memory[:3] = 1, POINTS.index("half copied"), 2
+    with pytest.raises(synk.WorkerDied, match="all of its updates were made"):
+        training()
+    synk.close()
+    training.n_ranks = 1
+    training.follow()

@@ -16,6 +16,11 @@ SMALL, LARGE = 100, 5000  # elements: copied to each rank, and stored once
 STEPS = 60
 
 
+@pytest.fixture(autouse=True)
+def slices_of_small_variables(monkeypatch):
+    monkeypatch.setattr("synkhronos._sharding.slices.LEAST_BYTES", 1)
+
+
 class Model:
     """What each rank has of two variables, next to the variables."""
 

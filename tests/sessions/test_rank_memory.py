@@ -69,6 +69,7 @@ class TestWhereValuesLie:
 
     def test_distribution_moves_variables_into_the_heap(self):
         w = theano.shared(np.ones(N, "float32"), "w")
+        synk.distribute()  # functions of other tests
         before = synk.memory().in_use
         f = synk.function([], [(w.sum(), "sum")])
         assert offset(w) is None

@@ -1,10 +1,13 @@
 """Updates by slices: values equal the serial program's for every kind of update, and the workers have no copies."""
 
+import operator
 import random
+import threading
+import types
 
 import numpy as np
 import pytest
-from backend import T, theano
+from backend import MRG_RandomStreams, T, theano, theano_only
 from comparison import close
 
 import synkhronos as synk
@@ -16,6 +19,11 @@ SIDE = 60  # large variables are squares: 28,800 bytes
 ROWS = 13
 x = T.dmatrix("x")
 DATA = np.random.RandomState(0).randn(ROWS, SIDE) / SIDE
+
+
+@pytest.fixture(autouse=True)
+def slices_of_small_variables(monkeypatch):
+    monkeypatch.setattr("synkhronos._sharding.slices.LEAST_BYTES", 1)
 
 
 def square(name, seed=1):
@@ -174,7 +182,8 @@ def no_update_of_a_large_variable():
     return [w, b], [(b, b - x.dot(w).sum(0))], []
 
 
-KINDS = [one for one in list(globals().values()) if getattr(one, "__module__", "") == __name__][2:]
+KINDS = [one for one in list(globals().values()) if getattr(one, "__module__", "") == __name__]
+KINDS = [make for make in KINDS if isinstance(make, types.FunctionType) and not make.__code__.co_argcount]
 
 
 def run(make, compile, calls=3):
@@ -321,7 +330,7 @@ def test_other_values_of_a_call(synchronize):
         values = []
         for _ in range(2):
             if is_serial:
-                values += [function(DATA)[i] for i in (2, 0)]
+                values += operator.itemgetter(2, 0)(function(DATA))
             else:
                 values += function(DATA, output_subset=[2, 0])
             values += function(DATA, **({} if is_serial else {"num_slices": 3}))
@@ -360,3 +369,128 @@ def test_small_pieces(synchronize, monkeypatch):
     _, variables, found = run(adam, by_rows)
     close(found, expected, 1e-9, 1e-9)
     check_replicas(variables, 2)
+
+
+def resized_by_another_variable(size, cut):
+    """Return the values of a variable whose new value has the shape of another one."""
+    made = []
+    for compile in (theano.function, by_rows):
+        w, z = square("w"), theano.shared(np.ones((size, size)), "z")
+        function = compile([x], [], updates=[(w, w - 0.1 * gradient(w)), (z, w[:cut] * 0.5)])
+        values = []
+        for _ in range(2):
+            function(DATA)
+            values += [w.get_value(), z.get_value()]
+        made.append(values)
+    return made
+
+
+@pytest.mark.parametrize(("size", "cut"), [(70, None), (50, None), (60, 20)])
+def test_a_new_value_may_have_another_shape(synchronize, size, cut):
+    synchronize(3)
+    serial, found = resized_by_another_variable(size, cut)
+    close(found, serial, 1e-9, 1e-9)
+
+
+@theano_only("PyTensor has no MRG streams")
+def test_large_states_of_random_streams(synchronize):
+    """States of Theano's MRG streams are arrays."""
+    synchronize(2)
+    plain = synk.function([x], [((x * MRG_RandomStreams(7).uniform(x.shape)).sum(), "sum")])
+    assert plain(DATA) != plain(DATA)
+    made = []
+    for compile in (theano.function, by_rows):
+        w = square("w")
+        noise = MRG_RandomStreams(7).uniform(x.shape)
+        function = compile([x], noise, updates=[(w, w - 0.1 * gradient(w) + noise.sum())])
+        made.append([function(DATA) for _ in range(3)] + [w.get_value()])
+    close(made[1], made[0], 1e-9, 1e-9)
+
+
+@theano_only("PyTensor has no MRG streams")
+def test_own_states_of_random_streams_stay_different_after_an_error(synchronize):
+    synchronize(2)
+    w, noise = square("w"), MRG_RandomStreams(7).uniform((x.shape[0], SIDE), nstreams=SIDE)
+    function = by_rows([x], noise * x, updates=[(w, w + x.sum())], random="own")
+    for n_columns in (SIDE, SIDE - 1, SIDE, SIDE):
+        if n_columns < SIDE:
+            with pytest.raises(synk.WorkerError):
+                function(np.ones((4, n_columns)))
+        else:
+            assert len(np.unique(function(np.ones((4, SIDE))).round(9), axis=0)) == 4
+
+
+def test_an_interrupt_before_the_step_changes_nothing(synchronize, monkeypatch):
+    """The step of an earlier call is complete, and is not made again."""
+    synchronize(2)
+    w, b = square("w"), theano.shared(np.zeros(SIDE), "b")
+    function = by_rows([x], [], updates=[(w, w + x.sum()), (b, b + 1)])
+    function(DATA)
+    b.set_value(np.full(SIDE, 100.0))
+    session = current("test")
+    own, before = session._group.send, w.get_value()
+
+    def send(*arguments):
+        own(*arguments)
+        monkeypatch.setattr(session._group, "send", own)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session._group, "send", send)
+    with pytest.raises(KeyboardInterrupt):
+        function(DATA)
+    np.testing.assert_array_equal(b.get_value(), 100)
+    np.testing.assert_array_equal(w.get_value(), before)
+    function(DATA)
+    close([w.get_value(), b.get_value()], [before + DATA.sum(), np.full(SIDE, 101.0)], 1e-9, 1e-9)
+    check_replicas([w, b], 2)
+
+
+def test_two_variables_with_one_array_get_their_own(synchronize):
+    synchronize(2)
+    made = []
+    for compile in (theano.function, by_rows):
+        w, z = square("w"), square("z", 2)
+        function = compile([x], [], updates=[(w, w + z + x.sum())])
+        function(DATA)
+        z.set_value(w.get_value(borrow=True), borrow=compile is by_rows)
+        function(DATA)
+        function(DATA)
+        made.append([w.get_value(), z.get_value()])
+    close(made[1], made[0], 1e-9, 1e-9)
+
+
+def test_differences_are_found_before_values_are_shared(synchronize):
+    synchronize(2, check_replicas=1)
+    w = square("w")
+    function = by_rows([x], [], updates=[(w, w + x.sum())])
+    function(DATA)
+    local = synk.function([x], [], updates=[(w, w + x.sum())])
+    local(DATA)
+    with pytest.warns(RuntimeWarning, match="the replicas of w differ"):
+        function(DATA)
+
+
+def test_another_thread_sets_a_variable(synchronize):
+    """Each call computes with the value before or after; no call fails."""
+    synchronize(2)
+    w = square("w")
+    function = by_rows([x], [], updates=[(w, 0.5 * w + x.sum())])
+    function(DATA)
+    ends = threading.Event()
+
+    def change():
+        while not ends.is_set():
+            w.set_value(np.ones((SIDE, SIDE)))
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(500):
+            function(DATA)
+    finally:
+        ends.set()
+        thread.join()
+    w.set_value(np.ones((SIDE, SIDE)))
+    function(DATA)
+    close(w.get_value(), np.full((SIDE, SIDE), 0.5 + DATA.sum()), 1e-9, 1e-9)
+    check_replicas([w], 2)

@@ -82,8 +82,8 @@ def test_seconds_of_the_plans():
     exchange = Exchange(staged=2.0, n_meetings=3, reduced=1.0, gathered=4.0)
     together = 3 * (2 * 32.0 + 1.0) + 2.0 + 4.0 + 4.0 + 4 * 0.5 + 8 * 0.25
     expected = 1000.0 + together + 3 * 100.0 + 6.0 + 5.0 + 12.0
-    assert seconds_by_rows(work, exchange, machine(together=3.0)) == pytest.approx(expected)
-    assert seconds_by_rows(Work(), Exchange(), machine()) == 1000.0
+    assert seconds_by_rows(work, exchange, machine(together=3.0), 2) == pytest.approx(expected)
+    assert seconds_by_rows(Work(), Exchange(), machine(), 2) == 1000.0
 
 
 @pytest.mark.parametrize(
