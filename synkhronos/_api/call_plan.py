@@ -538,6 +538,15 @@ def slices_of(session: Session, graph: ShardedGraph) -> Slices | None:
     return slices if max(len(group.variables) for group in slices.groups) <= MOST_VALUES else None
 
 
+def is_viewed(session: Session, slices: Slices) -> bool:
+    """Have the workers view the variables that are updated by slices; return whether they do."""
+    used = [*slices.others, *slices.variables, *slices.values]
+    unknown = [var for var in dict.fromkeys(used) if session.replica.variables.key(var) is None]
+    if unknown:
+        session.distribute_variables(unknown)
+    return session.view(session.keys(slices.variables))
+
+
 def _step(session: Session, distributed: Callable[[Variant, Graph], int], slices: Slices) -> Step:
     """Return the updates of a call that are computed by slices, for the ranks."""
     position = {one: place for place, one in enumerate(slices.returned, len(slices.others))}

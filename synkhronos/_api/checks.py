@@ -360,3 +360,19 @@ def _remedy(is_output: bool, is_own: bool) -> str:
     if is_own:
         return 'With the op None, it is averaged over num_slices. Name the op "gather", or do not slice'
     return 'No op was named. Name it: "gather" for all rows, or "avg" if their average is meant'
+
+
+class ExactChecks(Checks):
+    """`Checks` of exact functions: nothing is averaged, and only sliceable variables may be scattered."""
+
+    def check_variables(self, session: Session, name: str | None, scattered: Sequence[Any]) -> None:
+        """Raise `ValueError` for a scattered variable that is not sliceable."""
+        unknown = [var for var in scattered if var not in self._graph.sliceable_shareds]
+        if unknown:
+            raise ValueError(
+                f"{unknown[0]} was scattered; expected a variable that is equal on all ranks. Name it in "
+                "sliceable_shareds, pass the data as inputs, or broadcast it"
+            )
+
+    def check_call(self, call: Call, wanted: Sequence[int]) -> None:
+        """Accept all calls."""

@@ -16,10 +16,11 @@ from synkhronos._api.call_plan import (
     chosen,
     count_rows,
     divide,
+    is_viewed,
     rows_on_ranks,
     slices_of,
 )
-from synkhronos._api.checks import EXACT, Checks, Input, Serial
+from synkhronos._api.checks import EXACT, ExactChecks, Input, Serial
 from synkhronos._api.choice import Chooser, ChosenPlans, Costs, Unmeasured, prefers_controller
 from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.data_arrays import Data
@@ -91,7 +92,7 @@ class ExactFunction(Function):
         self._whole = whole
         self._serial = Serial(user, Results(user.outputs, [EXACT] * n_outputs, [False] * n_outputs, False, title))
         self._collectives = _ExactGraphCollectives(divided, self._theano, results)
-        self._checks = _ExactChecks(divided, results, named, named_updates=[])
+        self._checks = ExactChecks(divided, results, named, named_updates=[])
         # in a call with num_slices, a new value is equal in all slices; unlike their average, the maximum is not
         # rounded
         alike = dict.fromkeys((var for var, _ in divided.updates), "max")
@@ -341,22 +342,6 @@ class _ExactGraphCollectives(GraphCollectives):
         return []
 
 
-class _ExactChecks(Checks):
-    """`Checks` of exact functions: nothing is averaged, and only sliceable variables may be scattered."""
-
-    def check_variables(self, session: Session, name: str | None, scattered: Sequence[Any]) -> None:
-        """Raise `ValueError` for a scattered variable that is not sliceable."""
-        unknown = [var for var in scattered if var not in self._graph.sliceable_shareds]
-        if unknown:
-            raise ValueError(
-                f"{unknown[0]} was scattered; expected a variable that is equal on all ranks. Name it in "
-                "sliceable_shareds, pass the data as inputs, or broadcast it"
-            )
-
-    def check_call(self, call: Call, wanted: Sequence[int]) -> None:
-        """Accept all calls."""
-
-
 def _graph_on_controller(
     user: Graph, divided: ShardedGraph, whole: Mapping[Any, Any] | None, session: Session
 ) -> Graph | None:
@@ -578,14 +563,9 @@ class _ExactPlanner(Planner):
         return call._replace(shares=shares, counts=counts, all_compute=n_rows == 0), refs
 
     def _slices(self, session: Session, distributed: Callable[[Any, Graph], int], num_slices: int) -> Slices | None:
-        slices = slices_of(session, self._graph)
-        if slices is None or num_slices > 1 or session.sequencer.place:
-            return None
-        used = [*slices.others, *slices.variables, *slices.values]
-        unknown = [var for var in dict.fromkeys(used) if session.replica.variables.key(var) is None]
-        if unknown:
-            session.distribute_variables(unknown)
-        return slices if session.view(session.keys(slices.variables)) else None
+        is_possible = num_slices == 1 and not session.sequencer.place
+        slices = slices_of(session, self._graph) if is_possible else None
+        return slices if slices is not None and is_viewed(session, slices) else None
 
     def _follow_rows(self, session: Session, inputs: Inputs, rows: list[Selection] | None) -> Inputs:
         """Return the inputs with the ranks' shards changed to those of the sliceable shared variables."""
