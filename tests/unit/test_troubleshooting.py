@@ -30,6 +30,7 @@ FOR_THE_LIBRARY = {
     "_memory/segments.py:the memory": "no rank asks for memory that was freed",
     "_multinode/launch.py:a container": "it is caught: the files stay, without a message",
     "_processes/process_group.py:node 0": "raised on another node when the controller has ordered it to stop",
+    "_rank/steps.py:the new values of some elements": "the end of a message in the log that the page has",
     "_sharding/propagate.py:… of …, which has": "the end of the message about what a sharding rule returned",
     "_sharding/propagate.py:… placements of": "likewise",
     "_sharding/propagate.py:… is not a placement": "likewise",
