@@ -80,6 +80,8 @@ class WorkerError(SynkhronosError, RuntimeError):
         The exception itself if the rank is the controller; exceptions of workers stay in the workers.
     part : int
         The index of the part of a `sequence` that failed, from 0; 0 outside of a sequence.
+    updated : bool or None
+        As for `WorkerRestarted`.
 
     Examples
     --------
@@ -102,6 +104,7 @@ class WorkerError(SynkhronosError, RuntimeError):
         exception: Exception | None = None,
         *,
         part: int = 0,
+        updated: bool | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -109,6 +112,7 @@ class WorkerError(SynkhronosError, RuntimeError):
         self.traceback_text = traceback_text
         self.exception = exception
         self.part = part
+        self.updated = updated
 
     def __str__(self) -> str:
         """Return the message, and then the traceback."""
@@ -189,7 +193,7 @@ class WorkerRestarted(SynkhronosError, RuntimeError):
         The variables of which rows are lost.
     updated : bool or None
         Whether a call of an exact function has made all of its updates, so that only its outputs are lost, or none of
-        them. ``None`` for other calls, and for exact functions without large variables: it is not known.
+        them. ``None`` if it is not known: for other commands, and for calls that update nothing by slices.
 
     Examples
     --------

@@ -461,7 +461,6 @@ class Planner:
         wanted = tuple(range(len(modes))) if subset is None else subset
         graph, follow = self._graph, None
         slices = self._slices(session, distributed, num_slices)
-        step = None if slices is None else _step(session, distributed, slices)
         if slices is not None:
             graph, subset = slices.graph, (*wanted, *range(len(modes), len(slices.graph.outputs)))
         parts = self._collectives.parts if num_slices > 1 and self._collectives.any else None
@@ -475,6 +474,7 @@ class Planner:
             subset = _some(subset, n)
         variant, asked = Variant(accumulate, kind, self._device).for_subset(subset)
         key = distributed(variant, graph)
+        step = None if slices is None else _step(session, distributed, slices)
         counts, all_compute = count_points(session, self._graph, inputs, rows, num_slices)
         if rows is not None and self._collectives.any and any(counts) and not all(counts):
             rows = pad_empty_ranks(session, self._graph, rows, counts)
@@ -560,7 +560,7 @@ def _step(session: Session, distributed: Callable[[Variant, Graph], int], slices
             SlicedUpdate(distributed(Variant(), group.function), session.keys(group.variables), tuple(inputs))
         )
     adopted = frozenset(session.keys(slices.adopted))
-    return Step(session.keys(slices.others), adopted, tuple(sliced))
+    return Step(session.keys(slices.others), adopted, session.keys(slices.drawn), tuple(sliced))
 
 
 def _some(subset: tuple[int, ...], n: int) -> tuple[int, ...] | None:

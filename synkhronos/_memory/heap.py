@@ -107,10 +107,9 @@ def place_of(heap: native.Heap, array: np.ndarray) -> Place | None:
     return None if offset is None else Place(offset, array.shape, dtype_spec(array.dtype))
 
 
-def array_at(heap: native.Heap, place: Place, writeable: bool = False) -> np.ndarray:
-    """Return a view of the array at a place."""
-    memory = memoryview(heap)
-    return np.ndarray(place.shape, place.dtype, memory if writeable else memory.toreadonly(), place.offset)
+def array_at(heap: native.Heap, place: Place) -> np.ndarray:
+    """Return a read-only view of the array at a place."""
+    return np.ndarray(place.shape, place.dtype, memoryview(heap).toreadonly(), place.offset)
 
 
 def copy_around(to: np.ndarray, array: np.ndarray, own: Rows) -> None:

@@ -117,11 +117,13 @@ class Step(NamedTuple):
     """Updates of a call, which happen completely or not at all.
 
     After the wanted outputs, `Call.function` returns the new values of `others`, and then the inputs of `sliced`. The
-    workers leave those of `others` as they are that are in `adopted`: they get the controller's values later.
+    workers leave those of `others` as they are that are in `adopted`: they get the controller's values later. The
+    function itself updates `drawn`, states of random streams that are equal on all ranks.
     """
 
     others: tuple[int, ...]
     adopted: frozenset[int]
+    drawn: tuple[int, ...]
     sliced: tuple[SlicedUpdate, ...]
 
 

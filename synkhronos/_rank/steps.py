@@ -16,7 +16,6 @@ import numpy as np
 from synkhronos import _graph
 from synkhronos._collectives import NOTES
 from synkhronos._graph.ops import RankContext
-from synkhronos._memory import Place, array_at, dtype_spec
 from synkhronos._native import native
 from synkhronos._rank.commands import SlicedUpdate, Step
 from synkhronos._utils.interrupts import deferred_interrupts
@@ -52,9 +51,9 @@ class _Update(NamedTuple):
 
 class _Prepared(NamedTuple):
     step: Step
-    outputs: list[Any]  # keeps what other ranks read alive
+    outputs: list[Any]
     updates: list[_Update]
-    partials: list[np.ndarray]
+    partials: list[np.ndarray]  # which other ranks read
     weights: Sequence[int]
 
 
@@ -87,6 +86,7 @@ class Steps:
         self._variables, self._runner, self._is_controller = variables, runner, is_controller
         self._prepared: _Prepared | None = None
         self._logs: dict[Any, np.ndarray] = {}
+        self._memory: Any = None if heap.base is None else np.frombuffer(memoryview(heap), np.uint8)
 
     @property
     def is_open(self) -> bool:
@@ -182,7 +182,7 @@ class Steps:
                 self._prepared = self._prepared._replace(outputs=[], updates=[])
 
     def finish(self) -> bool:
-        """Complete a step, if a rank has begun it; only on the controller, when the other ranks have ended or died.
+        """Complete a step, if a rank has begun it; only on the controller, when the others have answered or died.
 
         Returns
         -------
@@ -254,7 +254,9 @@ class Steps:
         """Copy new values to memory that other ranks can read, if there is any."""
         log = self._logs.get((i, value.dtype))
         if log is None:
-            log = self._logs[i, value.dtype] = np.empty(PIECE, value.dtype)
+            log = np.empty(PIECE, value.dtype)
+            if self._heap.offset(log) is not None:
+                self._logs[i, value.dtype] = log
         log[: value.size] = value
         return log[: value.size]
 
@@ -269,7 +271,7 @@ class Steps:
         ]
 
     def _at(self, offset: Any, size: int, dtype: np.dtype) -> np.ndarray:
-        return array_at(self._heap, Place(int(offset), (size,), dtype_spec(dtype)), writeable=True)
+        return self._memory[offset : offset + size * dtype.itemsize].view(dtype)
 
     def _names(self) -> str:
         """Return the names of the variables that are updated by slices."""

@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from synkhronos._rank import Call, Command, Failure, InOrder, Load
 from synkhronos._utils.resources import count_cores
@@ -61,6 +61,25 @@ BROKEN = "the session is broken: call synkhronos.close(), then synkhronos.fork()
 #: The same if a node is lost: this process cannot start another session.
 LOST = "the session is broken: a node does not answer; start the program again"
 
+
+class Outcome(NamedTuple):
+    """What became of the updates of a call that was not completed.
+
+    Attributes
+    ----------
+    updated : bool or None
+        Whether all or none of them were made; ``None`` if that is not known.
+    text : str
+        The same for a message; empty if it is not known.
+    """
+
+    updated: bool | None
+    text: str
+
+
+ALL_MADE = Outcome(True, "all updates of the call were made")
+NONE_MADE = Outcome(False, "no update of the call was made")
+
 #: Matches the first line of the backend's messages about shape mismatches.
 _OF_SHAPES = re.compile("shape|dimension|size|align|broadcast|out of bounds|mis-?match", re.IGNORECASE)
 
@@ -94,6 +113,7 @@ def worker_error(
     device: str,
     results: Sequence[Any],
     own_error: Exception | None,
+    outcome: Outcome,
 ) -> WorkerError:
     """Return the error to raise for the failure of ``rank`` in a command.
 
@@ -109,6 +129,7 @@ def worker_error(
         The result of each rank; a `Failure` if it failed.
     own_error : Exception or None
         The exception object, if the rank is the controller.
+    outcome : Outcome
     """
     failure = results[rank]
     parts: tuple[Command, ...] = ()
@@ -124,14 +145,18 @@ def worker_error(
         )
     if isinstance(command, Call):
         message += _rows_of(command, rank, failure.summary)
-    if not isinstance(command, Load) and not all(
+    if outcome.text:
+        message += f"\n{outcome.text[0].upper()}{outcome.text[1:]}."
+    elif not isinstance(command, Load) and not all(
         isinstance(result, Failure) and result.summary == failure.summary for result in results
     ):
         message += (
             "\nOther ranks may have gone on, so replicas may differ now; "
             "synkhronos.broadcast(shared_vars) gives all ranks the controller's values."
         )
-    return WorkerError(message, rank, device, failure.traceback, own_error, part=failure.completed)
+    return WorkerError(
+        message, rank, device, failure.traceback, own_error, part=failure.completed, updated=outcome.updated
+    )
 
 
 def _rows_of(command: Call, rank: int, summary: str) -> str:

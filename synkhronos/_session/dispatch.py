@@ -24,7 +24,7 @@ from synkhronos._rank import (
     TornUpdate,
     summarize,
 )
-from synkhronos._session.diagnostics import BROKEN, LOST, first_failure, worker_error
+from synkhronos._session.diagnostics import ALL_MADE, BROKEN, LOST, NONE_MADE, Outcome, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass, new_lock
 from synkhronos._utils.keyed_cache import KeyedCache
@@ -39,10 +39,6 @@ BUSY = (
     "this call interrupts another one that the ranks still execute (from a signal handler or a finalizer); set a flag "
     "in the handler and check it after the call, or raise an exception in it and act where that is caught"
 )
-
-
-#: What became of the updates of a call that was not completed.
-_MADE = {True: "all of its updates were made", False: "none of its updates was made"}
 
 
 _n_forks = 0  # number of forks by Python between the process that imported this module and this process
@@ -201,11 +197,11 @@ class Dispatcher:
             results[self._group.master_rank] = result
             failed = first_failure(results, self._group.master_rank, self._ahead)
             if failed is not None:
-                self.finish_step(command)
+                outcome = self.finish_step(command)
                 self._group.sync.reset()
                 cause = own_error if failed == self._group.master_rank else None
                 device = self._group.devices[failed]
-                raise worker_error(command, self._replica.describe, failed, device, results, cause)
+                raise worker_error(command, self._replica.describe, failed, device, results, cause, outcome)
             self._steps.forget()
             results = [self._read(rank, one, isinstance(command, InOrder)) for rank, one in enumerate(results)]
             decoded = results.copy()
@@ -264,7 +260,7 @@ class Dispatcher:
         if lost:
             error.args = (f"{error} (in {self._describe(command)})",)
         cause = summarize(error)
-        found: list[bool | None] = []  # whether the call has made its updates
+        found: list[Outcome] = []
         second: BaseException | None = None
         unreplaced = ""  # why a dead worker could not be replaced
         try:
@@ -286,10 +282,9 @@ class Dispatcher:
         with deferred_interrupts():
             self.state, self._cause = State.BROKEN, cause
             self._group.stop(grace=0.0)
-            made = found[0] if found else self.finish_step(command)
+            outcome = found[0] if found else self.finish_step(command)
         if lost:
-            state = "" if made is None else f"{_MADE[made]}; "
-            error.args = (f"{error}; {state}{self._remedy()}",)
+            error.args = ("; ".join(filter(None, (str(error), outcome.text, self._remedy()))),)
         log(logging.ERROR, "%s; %s", cause, self._remedy())
         if second is not None and not isinstance(second, Exception):
             raise second
@@ -300,14 +295,14 @@ class Dispatcher:
             if not self._group.settle(_INTERRUPT_SECONDS) or self._group.dead():
                 return False
             self._group.sync.reset()
-            made = self.finish_step(command)
+            outcome = self.finish_step(command)
             self._replica.forget(*self._ledger.sent)  # the interrupt may have come before `issue` did this
             self._received(self._group.collect())
-            state = "but replicas may differ now" if made is None else f"and {_MADE[made]}"
-            log(logging.WARNING, "interrupted; the session is usable, %s", state)
+            text = f"and {outcome.text}" if outcome.text else "but replicas may differ now"
+            log(logging.WARNING, "interrupted; the session is usable, %s", text)
         return True
 
-    def _restart(self, error: WorkerDied, command: Command | None, found: list[bool | None]) -> str:
+    def _restart(self, error: WorkerDied, command: Command | None, found: list[Outcome]) -> str:
         """Replace dead workers and raise `WorkerRestarted`, or return the reason why this is not possible.
 
         The result of `finish_step` is appended to ``found``.
@@ -317,8 +312,8 @@ class Dispatcher:
             return f"{_MAX_RESTARTS} replacements in a row died before they were ready"
         if not self._group.settle(self._timeout):
             return f"other workers did not answer within {self._timeout} seconds"
-        made = self.finish_step(command)
-        found.append(made)
+        with deferred_interrupts():
+            found.append(self.finish_step(command))
         ranks = tuple(self._group.dead())
         with deferred_interrupts():
             inherited = self._replica.segments.lent()  # the new workers keep this frame, and so these arrays
@@ -338,29 +333,32 @@ class Dispatcher:
             if lost
             else ", and the next call will work"
         )
-        if made is None:
+        (outcome,) = found
+        if outcome.text:
+            state += f". This call was not completed, but {outcome.text}."
+        else:
             state += (
                 ". This call was not completed, and ranks may differ: synkhronos.broadcast(shared_vars) gives all "
                 "ranks the controller's values, except of scattered variables."
             )
-        else:
-            state += f". This call was not completed, but {_MADE[made]}."
-        raise WorkerRestarted(f"{error}; it was replaced{state}", ranks, lost, updated=made) from error
+        raise WorkerRestarted(f"{error}; it was replaced{state}", ranks, lost, updated=outcome.updated) from error
 
-    def finish_step(self, command: Command | None = None) -> bool | None:
-        """Complete the updates of a call that ended early, if a rank has begun to make them.
-
-        Returns
-        -------
-        bool or None
-            Whether all or none of them were made; ``None`` for other commands.
-        """
+    def finish_step(self, command: Command | None = None) -> Outcome:
+        """Complete the updates of a call that ended early, if a rank has begun to make them."""
         try:
-            made = self._replica.finish_step()
+            is_made = self._replica.finish_step()
         except TornUpdate as error:
-            log(logging.ERROR, "the values of %s are incomplete, and must be set again: %s", error, error.__cause__)
-            return None
-        return made if isinstance(command, Call) and command.step is not None else None
+            text = f"the values of {error} are incomplete, and must be set again"
+            log(logging.ERROR, "%s: %s", text, error.__cause__)
+            return Outcome(None, text)
+        if isinstance(command, Call) and command.step is not None:
+            return ALL_MADE if is_made else NONE_MADE
+        return Outcome(None, "")
+
+    def complete_step(self) -> None:
+        """Complete the updates of the last call, if an interrupt has kept its end from doing so."""
+        if self._steps.is_open and not self._group.outstanding:
+            self.finish_step()
 
     def _describe(self, command: Command | None) -> str:
         return self._replica.describe(command) if isinstance(command, InOrder) else type(command).__name__

@@ -40,6 +40,7 @@ from synkhronos._session.replicas import ReplicaCheck, StaleReplicas
 from synkhronos._session.shards import ShapeCache, Shards
 from synkhronos._session.submission import Sequencer
 from synkhronos._utils.interrupts import collect_garbage, deferred_interrupts
+from synkhronos.errors import SessionError
 
 #: Segments of this process. They outlive a session, so that `Data` of one session can be used in the next one.
 segments = SegmentTable()
@@ -157,12 +158,17 @@ class Session:
     def _issue_step(self, command: Call, step: Step) -> list[Any]:
         """Have every rank execute a call, of which only the controller sets some variables."""
         variables = self.replica.variables
+        sliced = [key for one in step.sliced for key in one.variables]
+        if self.stale.not_viewed(sliced) and not self.view(sliced):  # changed within the call, by a signal handler
+            raise SessionError(f"{variables[sliced[0]]} was changed while a call that updates it began; call it again")
         adopted = self.stale.updates_of([variables[key] for key in step.adopted])
         self.stale.begin(adopted)
         try:
             return self._send(command)
         except BaseException:
-            self.stale.add([variables[key] for key in step.others])  # the ranks may have set different ones
+            self._dispatcher.complete_step()
+            # some ranks may have set others, or drawn random numbers
+            self.stale.add([variables[key] for key in (*step.others, *step.drawn)])
             raise
         finally:
             self.stale.end(adopted)
@@ -314,7 +320,6 @@ class Session:
             if within and not self.broken:
                 self._dispatcher.state = State.CLOSED
                 self._group.stop(grace=0.0)
-                self._dispatcher.finish_step()
             try:
                 if not self.broken:
                     grace = {"grace": 0.0}
@@ -336,6 +341,7 @@ class Session:
             Whether a signal handler closes the session during a call. Then the shared heap is freed only when the call
             has ended, because the call still reads results of the ranks.
         """
+        self._dispatcher.finish_step()
         self.replica.thread_limits.restore()
         self.stale.clear()
         if self._group.is_lost:

@@ -65,7 +65,7 @@ class Division(NamedTuple):
     how : str
         ``"rows"``: each rank computes its rows of the result. ``"sum over rows"``: each rank computes an array of the
         full shape from its rows, and these are added. ``"in full"``: each rank computes the full result, because no
-        operand has rows.
+        operand has rows, or the rows were gathered.
     line : str
         As for `Entry`.
     """

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._backends import Out, UnusedInputError, ancestors, config, io_toposort, is_random_state, leaves_of, ops
-from synkhronos._graph import Graph, get_array
+from synkhronos._graph import Graph, is_host_variable
 from synkhronos._graph.ops import after_collectives, has_collectives
 from synkhronos._sharding.blocking import in_blocks
 from synkhronos._sharding.checking import environment_asks, errors_logged
@@ -185,9 +185,11 @@ class ShardedGraph(Graph):
     @functools.cached_property
     def slices(self) -> Slices | None:
         """How large updates are computed by slices; ``None`` if there are none."""
-        if any(var in self.sliceable_shareds for var, _ in self.updates):
+        updated = [var for var, _ in self.expressions[1]]
+        arrays = [var for var in updated if is_host_variable(var) or is_random_state(var)]
+        if len(arrays) < len(updated) or any(var in self.sliceable_shareds for var in updated):
             return None
-        slices = Slices(self)
+        slices = Slices(self, self.own_states)
         return slices if slices.groups else None
 
     def partition(self, compiled: Any, plans: Sequence[Prediction], slices: Slices | None) -> Partition:
@@ -195,8 +197,8 @@ class ShardedGraph(Graph):
         updates, sums = [], []
         if slices is not None:
             updates = list(map(str, slices.variables))
-            pairs = [(one, slices.summed.get(self.expression_of(one.result))) for one in self._collectives]
-            sums = [(one, get_array(var).nbytes) for one, var in pairs if var is not None]
+            totals = [(one, self.expression_of(one.result)) for one in self._collectives]
+            sums = [(one, slices.n_bytes_of(total)) for one, total in totals if total in slices.summed]
         return Partition(
             self._collectives,
             compiled,

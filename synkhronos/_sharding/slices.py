@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synkhronos._backends import T, ancestors, constant_value, equal_computations, io_toposort, is_random_state, ops
-from synkhronos._graph import Graph, get_array, is_host_variable, is_large, is_shared_variable
+from synkhronos._graph import Graph, get_array, is_large, is_shared_variable
 from synkhronos._graph.ops import Collective
 
 #: Size of a variable from which on it is updated by slices: for less, the work in Python takes longer.
@@ -52,6 +52,8 @@ class Slices:
     ----------
     graph : Graph
         The sharded graph.
+    own_states : list of shared variables
+        States of random streams that differ between ranks.
 
     Attributes
     ----------
@@ -64,19 +66,21 @@ class Slices:
         Those that are not updated by slices, without random states.
     adopted : list of shared variables
         The large ones of these.
+    drawn : list of shared variables
+        The states of random streams that are equal on all ranks.
     groups : list of Group
     variables : list of shared variables
         Those of all groups.
     values : list of shared variables
         Those whose values the groups need.
     summed : dict
-        For each of their sums, which the sharded graph gets by all-reduces, a variable of equal size.
+        For each of their sums, which the sharded graph gets by all-reduces, a variable of equal shape.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, own_states: Sequence[Any]) -> None:
         outputs, updates = graph.expressions
-        drawn = [(var, new) for var, new in updates if is_random_state(var) or not is_host_variable(var)]
-        rest = [(var, new) for var, new in updates if is_host_variable(var) and not is_random_state(var)]
+        drawn = [(var, new) for var, new in updates if is_random_state(var)]
+        rest = [(var, new) for var, new in updates if not is_random_state(var)]
         chosen = [(var, new) for var, new in rest if _n_bytes(var) >= LEAST_BYTES]
         while True:  # what is not updated by slices needs some values in full, which the small functions may use, too
             others = [(var, new) for var, new in rest if not any(var is one for one, _ in chosen)]
@@ -87,6 +91,7 @@ class Slices:
             if len(fitting) == len(chosen):
                 break
             chosen = fitting
+        self.drawn = [var for var, _ in drawn if var not in own_states]
         self.others = [var for var, _ in others]
         self.adopted = [var for var in self.others if is_large(var, get_array(var))]
         functions: list[_Function] = []
@@ -97,7 +102,14 @@ class Slices:
         self.values = list(dict.fromkeys([leaf.variable for leaf in leaves if leaf.kind == "value"]))
         of_groups = [(leaf, one.variables[0]) for one in self.groups for leaf in one.leaves]
         self.summed = {leaf.total: var for leaf, var in of_groups if leaf.kind == "partial"}
-        self.graph = graph.part([*outputs, *(new for _, new in others), *self.returned], drawn)
+        returned = [*outputs, *(new for _, new in others), *self.returned]
+        self.graph = graph.part(returned, drawn)
+        leaves_of_all = {*ancestors([*returned, *(new for _, new in drawn)])}
+        self.graph.sliceable_shareds = [var for var in self.graph.sliceable_shareds if var in leaves_of_all]
+
+    def n_bytes_of(self, total: Any) -> int:
+        """Return the bytes of one of the sums in ``summed``."""
+        return int(get_array(self.summed[total]).size) * np.dtype(total.dtype).itemsize
 
 
 def _n_bytes(var: Any) -> int:

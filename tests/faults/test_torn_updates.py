@@ -100,7 +100,7 @@ def test_workers_are_killed_at_random_instants(no_session, small_pieces, n_ranks
 
         if is_killed(attempt, took, chance):
             assert errors[0].updated is not None
-            assert f"{'all' if errors[0].updated else 'none'} of its updates" in str(errors[0])
+            assert f"{'all updates' if errors[0].updated else 'no update'} of the call" in str(errors[0])
             training.follow(errors[0].updated)
             states[errors[0].updated] += 1
         else:
@@ -212,7 +212,7 @@ def test_a_session_without_restarts_completes_the_step_before_it_breaks(no_sessi
     trap = Trap(monkeypatch)
     training = Training(3, restart_workers=False)
     trap.memory[:3] = 1, POINTS.index("half copied"), 2
-    with pytest.raises(synk.WorkerDied, match="all of its updates were made"):
+    with pytest.raises(synk.WorkerDied, match="all updates of the call were made"):
         training()
     synk.close()
     training.n_ranks = 1
@@ -326,7 +326,7 @@ def test_workers_that_cannot_be_replaced(no_session, small_pieces, monkeypatch):
     training = Training(2)
     dies[0] = 1
     trap.memory[:3] = 1, POINTS.index("half copied"), 2
-    with pytest.raises(synk.WorkerDied, match="all of its updates were made"):
+    with pytest.raises(synk.WorkerDied, match="all updates of the call were made"):
         training()
     synk.close()
     training.n_ranks = 1

@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 import pytest
-from backend import MRG_RandomStreams, T, theano, theano_only
+from backend import MRG_RandomStreams, RandomStreams, T, theano, theano_only
 from comparison import close
 
 import synkhronos as synk
@@ -494,3 +494,56 @@ def test_another_thread_sets_a_variable(synchronize):
     function(DATA)
     close(w.get_value(), np.full((SIDE, SIDE), 0.5 + DATA.sum()), 1e-9, 1e-9)
     check_replicas([w], 2)
+
+
+def test_scattered_variables_that_are_used_only_for_their_length(synchronize):
+    synchronize(2)
+    w, data, other = square("w"), theano.shared(DATA, "data"), theano.shared(np.zeros((ROWS, 2)), "other")
+    loss = T.sqr(data.dot(w)).sum() / other.shape[0]
+    function = synk.function(
+        [], loss, updates=[(w, w - 0.1 * T.grad(loss, w))], sliceable_shareds=[data, other], exact=True
+    )
+    synk.distribute()
+    synk.scatter([data, other], [DATA, np.zeros((ROWS, 2))])
+    before = w.get_value()
+    function()
+    close(w.get_value(), before - 0.2 / ROWS * DATA.T.dot(DATA).dot(before), 1e-9, 1e-9)
+    assert function.partition.updates == ["w"]
+
+
+def test_sparse_variables_are_updated_with_the_others(synchronize):
+    """They are not arrays, so the function updates all variables itself."""
+    sparse = pytest.importorskip("scipy.sparse")
+    synchronize(2)
+    theano_sparse = pytest.importorskip(f"{theano.__name__}.sparse")
+    s, w = theano.shared(sparse.csr_matrix(np.eye(3)), "s"), square("w")
+    function = by_rows([x], [], updates=[(s, theano_sparse.add(s, s)), (w, w + x.sum())])
+    assert function._graph.slices is None
+    for number in (1, 2):
+        function(DATA)
+        np.testing.assert_array_equal(s.get_value().toarray(), 2.0**number * np.eye(3))
+    close(w.get_value(), square("w").get_value() + 2 * DATA.sum(), 1e-9, 1e-9)
+
+
+def test_streams_stay_equal_after_an_interrupt(synchronize, monkeypatch):
+    """The controller is interrupted before its function draws numbers, and the workers have drawn them."""
+    synchronize(3)
+    noise = RandomStreams(7).uniform((SIDE,))
+    w = square("w")
+    function = by_rows([x], noise, updates=[(w, w + x.sum() + noise.sum())])
+    function(DATA)
+    session = current("test")
+    own = session.replica._caller._context.execute
+
+    def execute(weights, compute):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session.replica._caller._context, "execute", execute)
+    before = w.get_value()
+    with pytest.raises(KeyboardInterrupt):
+        function(DATA)
+    monkeypatch.setattr(session.replica._caller._context, "execute", own)
+    np.testing.assert_array_equal(w.get_value(), before)
+    drawn = function(DATA)
+    close(w.get_value(), before + DATA.sum() + drawn.sum(), 1e-9, 1e-9)
+    check_replicas([w], 3)
