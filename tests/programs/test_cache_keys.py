@@ -1,11 +1,16 @@
 """Theano's compile cache: workers and other processes find compiled code, and all ranks run the same code."""
 
 import os
+import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
-from backend import on_theano, theano_only
+from backend import T, on_theano, theano, theano_only
+from interrupts import Interrupt, handled_by, interrupt
+
+import synkhronos  # noqa: F401 - its corrections of Theano
 
 SCRIPT = """
 import sys
@@ -96,3 +101,48 @@ def test_replicas_are_equal_in_the_first_session_on_a_machine(tmp_path):
 def test_replicas_are_equal_with_code_that_another_program_has_kept(tmp_path):
     run(tmp_path, STEP + ALONE)
     run(tmp_path, STEP + KEPT)
+
+
+class Uncached(theano.Op):
+    """The identity, of which the compiled code is not cached, because it has no version."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = inputs[0].copy()
+
+    def c_code(self, node, name, inputs, outputs, sub):
+        return f"Py_XDECREF({outputs[0]}); {outputs[0]} = {inputs[0]}; Py_INCREF({inputs[0]});"
+
+
+@theano_only("PyTensor's lock has no such fault")
+def test_an_interrupted_compilation_releases_the_lock_of_the_cache(monkeypatch):
+    """Otherwise other processes would wait for it."""
+    from theano.gof import cmodule, compilelock
+
+    own = cmodule.output_subprocess_Popen
+
+    def interrupted(command, **params):
+        if "-shared" not in command:  # a question about the compiler
+            return own(command, **params)
+        assert compilelock.get_lock.n_lock
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cmodule, "output_subprocess_Popen", interrupted)
+    x = T.dvector()
+    with pytest.raises(KeyboardInterrupt):
+        theano.function([x], Uncached()(x))
+    assert compilelock.get_lock.n_lock == 0
+
+
+@theano_only("PyTensor's own function does this")
+def test_a_compiler_ends_with_an_interrupted_compilation():
+    from theano.gof import cmodule
+
+    with handled_by(interrupt), pytest.raises(Interrupt):
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        cmodule.output_subprocess_Popen(["sleep", "100"])
+    assert not [child for child in psutil.Process().children() if child.name() == "sleep"]
