@@ -2,8 +2,8 @@
 
 Four dense layers of 2,500 units with ReLU, and the mean squared error. Theano, one rank, and PyTorch have two threads;
 DistributedDataParallel has two processes of one thread. Memory is the sum of the proportional set sizes of all
-processes after these steps, in which pages that processes share count once. Bytes are what all ranks together write to
-gradients of weights and to updated variables in a step.
+processes after the steps of 64 rows, in which pages that processes share count once. Bytes are what all ranks together
+write to gradients of weights and to updated variables in a step.
 """
 
 from __future__ import annotations
