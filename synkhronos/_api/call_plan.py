@@ -460,7 +460,7 @@ class Planner:
         modes = self._results.modes
         wanted = tuple(range(len(modes))) if subset is None else subset
         graph, follow = self._graph, None
-        slices = self._slices(session, distributed, num_slices)
+        slices = self._slices(session, num_slices)
         if slices is not None:
             graph, subset = slices.graph, (*wanted, *range(len(modes), len(slices.graph.outputs)))
         parts = self._collectives.parts if num_slices > 1 and self._collectives.any else None
@@ -502,7 +502,7 @@ class Planner:
         )
         return call, staging.places
 
-    def _slices(self, session: Session, distributed: Callable[[Variant, Graph], int], num_slices: int) -> Slices | None:
+    def _slices(self, session: Session, num_slices: int) -> Slices | None:
         """Return how the function's updates are computed by slices; ``None``: the function computes them."""
         return None
 
@@ -538,7 +538,7 @@ def slices_of(session: Session, graph: ShardedGraph) -> Slices | None:
     return slices if max(len(group.variables) for group in slices.groups) <= MOST_VALUES else None
 
 
-def is_viewed(session: Session, slices: Slices) -> bool:
+def view_variables(session: Session, slices: Slices) -> bool:
     """Have the workers view the variables that are updated by slices; return whether they do."""
     used = [*slices.others, *slices.variables, *slices.values]
     unknown = [var for var in dict.fromkeys(used) if session.replica.variables.key(var) is None]

@@ -16,9 +16,9 @@ from synkhronos._api.call_plan import (
     chosen,
     count_rows,
     divide,
-    is_viewed,
     rows_on_ranks,
     slices_of,
+    view_variables,
 )
 from synkhronos._api.checks import EXACT, ExactChecks, Input, Serial
 from synkhronos._api.choice import Chooser, ChosenPlans, Costs, Unmeasured, prefers_controller
@@ -562,10 +562,10 @@ class _ExactPlanner(Planner):
         shares = (Rows(0, n_rows),) * session.n_ranks
         return call._replace(shares=shares, counts=counts, all_compute=n_rows == 0), refs
 
-    def _slices(self, session: Session, distributed: Callable[[Any, Graph], int], num_slices: int) -> Slices | None:
+    def _slices(self, session: Session, num_slices: int) -> Slices | None:
         is_possible = num_slices == 1 and not session.sequencer.place
         slices = slices_of(session, self._graph) if is_possible else None
-        return slices if slices is not None and is_viewed(session, slices) else None
+        return slices if slices is not None and view_variables(session, slices) else None
 
     def _follow_rows(self, session: Session, inputs: Inputs, rows: list[Selection] | None) -> Inputs:
         """Return the inputs with the ranks' shards changed to those of the sliceable shared variables."""

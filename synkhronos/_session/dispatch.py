@@ -181,8 +181,6 @@ class Dispatcher:
                 self.check_closed(error)
                 if self._group.outstanding:
                     self._interrupted(error, command)
-                elif self._steps.is_open:
-                    self.finish_step(command)
                 raise
             finally:
                 self._is_waiting = was_waiting

@@ -74,7 +74,7 @@ class Session:
         self.run, self.submit = self.sequencer.run, self.sequencer.submit
         self.shards: Shards | None = None
         self._replicate_rng = options.replicate_rng
-        self._ledger = Ledger(segments, self._make_room, len(devices) - 1)
+        self._ledger = Ledger(segments, self.trim, len(devices) - 1)
         self.restage = self._ledger.restage
         group = ProcessGroup(devices, master_rank, options.timeout, None if nodes is None else nodes.world)
         self._group: RankGroup = group if nodes is None else MultiNodeGroup(group, nodes.devices, segments)
@@ -159,7 +159,7 @@ class Session:
         """Have every rank execute a call, of which only the controller sets some variables."""
         variables = self.replica.variables
         sliced = [key for one in step.sliced for key in one.variables]
-        if self.stale.not_viewed(sliced) and not self.view(sliced):  # changed within the call, by a signal handler
+        if not self.view(sliced):  # changed within the call, by a signal handler
             raise SessionError(f"{variables[sliced[0]]} was changed while a call that updates it began; call it again")
         adopted = self.stale.updates_of([variables[key] for key in step.adopted])
         self.stale.begin(adopted)
@@ -255,13 +255,8 @@ class Session:
         """Send all entries of the ledger now: workers map new memory, and unmap dropped memory."""
         self.issue(Flush())
 
-    def trim(self) -> None:
-        """Have every rank free the memory that it keeps for later calls."""
-        collect_garbage()
-        self.issue(Flush(trim=True))
-
-    def _make_room(self, collect: bool) -> None:
-        """Have every rank free dropped memory and cached blocks, because memory is short."""
+    def trim(self, collect: bool = True) -> None:
+        """Have every rank free dropped memory, and the blocks that it keeps for later calls."""
         if collect:
             collect_garbage()
         self.issue(Flush(trim=True))

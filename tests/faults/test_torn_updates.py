@@ -208,15 +208,19 @@ def test_all_workers_die_in_one_update(no_session, small_pieces, monkeypatch):
     synk.close()
 
 
-def test_a_session_without_restarts_completes_the_step_before_it_breaks(no_session, small_pieces, monkeypatch):
-    trap = Trap(monkeypatch)
-    training = Training(3, restart_workers=False)
-    trap.memory[:3] = 1, POINTS.index("half copied"), 2
+def check_that_the_session_breaks_after_the_step(training):
     with pytest.raises(synk.WorkerDied, match="all updates of the call were made"):
         training()
     synk.close()
     training.n_ranks = 1
     training.follow()
+
+
+def test_a_session_without_restarts_completes_the_step_before_it_breaks(no_session, small_pieces, monkeypatch):
+    trap = Trap(monkeypatch)
+    training = Training(3, restart_workers=False)
+    trap.memory[:3] = 1, POINTS.index("half copied"), 2
+    check_that_the_session_breaks_after_the_step(training)
 
 
 def test_an_interrupt_at_any_instant(no_session, small_pieces):
@@ -326,8 +330,4 @@ def test_workers_that_cannot_be_replaced(no_session, small_pieces, monkeypatch):
     training = Training(2)
     dies[0] = 1
     trap.memory[:3] = 1, POINTS.index("half copied"), 2
-    with pytest.raises(synk.WorkerDied, match="all updates of the call were made"):
-        training()
-    synk.close()
-    training.n_ranks = 1
-    training.follow()
+    check_that_the_session_breaks_after_the_step(training)
