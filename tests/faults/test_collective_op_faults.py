@@ -2,14 +2,13 @@
 
 import functools
 import os
-import random
 import time
 
 import numpy as np
 import pytest
 from backend import T, ifelse, theano
 from deadline import scaled
-from every_function import is_killed, restarted
+from every_function import RandomKills, restarted
 from fault_ops import KILL, LONG_SLEEP, NOTHING, RAISE, Fault
 
 import synkhronos as synk
@@ -117,7 +116,7 @@ def test_a_silent_rank_and_a_timeout(no_session):
 @pytest.mark.timeout(60 + 3 * KILLS)
 @pytest.mark.parametrize("n", [2, 3])
 def test_a_worker_is_killed_at_a_random_instant(no_session, n):
-    chance = random.Random(os.urandom(4))
+    kills = RandomKills(KILLS)
     synk.fork(n, restart_workers=True)
     x, large = T.dvector("x"), theano.shared(np.zeros(300_000), "large")
     mean = synk.averaged(large + x.mean())
@@ -131,15 +130,10 @@ def test_a_worker_is_killed_at_a_random_instant(no_session, n):
         assert np.array_equal(attempt(), expected)
 
     expected = attempt()
-    start = time.perf_counter()
-    attempt()
-    took, died = time.perf_counter() - start, 0
-    for _ in range(KILLS):
-        if is_killed(check, took, chance):
-            died += 1
-        else:
+    kills.measure(attempt)
+    for _ in kills:
+        if not kills.hit(check):
             restarted(attempt)
         check()
         assert not synk.check_replicas([large])
-    assert died > KILLS / 10
     synk.close()

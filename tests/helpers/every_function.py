@@ -1,8 +1,11 @@
 """Functions and shared variables of every kind, and a check of all of them on all ranks."""
 
+import math
 import os
+import random
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -45,20 +48,45 @@ def restarted(call, *arguments):
     return caught.value
 
 
-def is_killed(attempt, seconds, chance):
-    """Kill a worker during or just after ``attempt()``, which takes ``seconds``; return whether the attempt failed."""
-    pid = chance.choice(worker_pids())
-    killer = threading.Timer(chance.uniform(0, 1.3 * seconds), os.kill, (pid, signal.SIGKILL))
-    killer.start()
-    try:
+class RandomKills:
+    """Kills of workers at random instants of calls: a number of them, and more until a tenth of them hit a call.
+
+    Parameters
+    ----------
+    number : int
+    """
+
+    def __init__(self, number):
+        self.number, self.n_hits = number, 0
+        self._seconds, self._chance = {}, random.Random(os.urandom(4))
+
+    def __iter__(self):
+        kill = 0
+        while kill < self.number or 10 * self.n_hits <= self.number:
+            yield kill
+            kill += 1
+
+    def measure(self, attempt, kind=None):
+        """Note how long ``attempt()`` takes: the shortest time of a kind of attempts counts."""
+        start = time.perf_counter()
         attempt()
-    except synk.WorkerRestarted as error:
-        assert len(error.ranks) == 1
-        assert f"pid {pid}" in str(error)
-        return True
-    finally:
-        killer.join()
-    return False
+        self._seconds[kind] = min(self._seconds.get(kind, math.inf), time.perf_counter() - start)
+
+    def hit(self, attempt, kind=None):
+        """Kill a worker during or just after ``attempt()``, which was measured; return whether the attempt failed."""
+        pid = self._chance.choice(worker_pids())
+        killer = threading.Timer(self._chance.uniform(0, 1.3 * self._seconds[kind]), os.kill, (pid, signal.SIGKILL))
+        killer.start()
+        try:
+            self.measure(attempt, kind)
+        except synk.WorkerRestarted as error:
+            assert len(error.ranks) == 1
+            assert f"pid {pid}" in str(error)
+            self.n_hits += 1
+            return True
+        finally:
+            killer.join()
+        return False
 
 
 def check_everything(n_ranks):
