@@ -25,7 +25,7 @@ from synkhronos._costs import Estimate
 from synkhronos._graph import Graph, Variant
 from synkhronos._graph.ops import Cut
 from synkhronos._memory import ArrayRef
-from synkhronos._rank import MOST_PARTIALS, MOST_VALUES, Call, Follow, RowsRef, SlicedUpdate, Source, Step
+from synkhronos._rank import MOST_SUMS, MOST_VALUES, Call, Follow, RowProduct, RowsRef, SlicedUpdate, Source, Step
 from synkhronos._session import Place, Session, Staged, can_be_read
 from synkhronos._sharding import ShardedGraph, Slices
 from synkhronos._utils.interrupts import let_interrupts_pass
@@ -533,7 +533,7 @@ class Planner:
 def slices_of(session: Session, graph: ShardedGraph) -> Slices | None:
     """Return how a function's large updates are computed by slices; ``None`` if they are not."""
     slices = graph.slices if session.stale.shares and not session.on_gpu else None
-    if slices is None or len(slices.summed) > MOST_PARTIALS:
+    if slices is None or len(slices.summed) > MOST_SUMS:
         return None
     return slices if max(len(group.variables) for group in slices.groups) <= MOST_VALUES else None
 
@@ -550,17 +550,23 @@ def view_variables(session: Session, slices: Slices) -> bool:
 def _step(session: Session, distributed: Callable[[Variant, Graph], int], slices: Slices) -> Step:
     """Return the updates of a call that are computed by slices, for the ranks."""
     position = {one: place for place, one in enumerate(slices.returned, len(slices.others))}
+    products = [
+        RowProduct(position[one.left], position[one.right], distributed(Variant(), one.function))
+        for one in slices.products.values()
+    ]
+    places = {"product": {one: i for i, one in enumerate(slices.products)}}
     sliced = []
     for group in slices.groups:
-        inputs = [
-            (leaf.kind, session.keys([leaf.variable])[0] if leaf.kind == "value" else position[leaf.variable])
-            for leaf in group.leaves
-        ]
+        inputs = []
+        for kind, variable, _ in group.leaves:
+            number = session.keys([variable])[0] if kind == "value" else places.get(kind, position)[variable]
+            inputs.append((kind, number))
         sliced.append(
             SlicedUpdate(distributed(Variant(), group.function), session.keys(group.variables), tuple(inputs))
         )
     adopted = frozenset(session.keys(slices.adopted))
-    return Step(session.keys(slices.others), adopted, session.keys(slices.drawn), tuple(sliced))
+    others, drawn = session.keys(slices.others), session.keys(slices.drawn)
+    return Step(others, adopted, drawn, tuple(sliced), tuple(products))
 
 
 def _some(subset: tuple[int, ...], n: int) -> tuple[int, ...] | None:

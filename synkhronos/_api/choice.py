@@ -28,7 +28,6 @@ from synkhronos._backends import Constant, io_toposort, ops
 from synkhronos._costs import (
     MOST_BUSY,
     Estimate,
-    Exchange,
     Machine,
     Store,
     along_rows,
@@ -39,7 +38,7 @@ from synkhronos._costs import (
 from synkhronos._graph import Graph
 from synkhronos._rank import Call
 from synkhronos._session import Place, Session
-from synkhronos._sharding import Needs, Prediction, Slices, WorkReader
+from synkhronos._sharding import Needs, Prediction, WorkReader
 from synkhronos._utils.interrupts import deferred_interrupts, let_interrupts_pass
 from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.resources import busy, free_memory
@@ -184,8 +183,9 @@ class Chooser:
             arrays = [value for value in inputs.values if isinstance(value, np.ndarray)]
             part = n_rows / max(1, sum(inputs.counts)) if self._resizes else 1
             staged = sum([value.nbytes for value in arrays]) * part
-            exchange = _with_slices(share.exchange._replace(staged=staged), slices_of(session, self._divided))
-            rows = seconds_by_rows(share.work, exchange, machine, session.n_ranks)
+            slices = slices_of(session, self._divided)
+            work, exchange, _ = share if slices is None else slices.needs(share, session.n_ranks)
+            rows = seconds_by_rows(work, exchange._replace(staged=staged), machine, session.n_ranks)
             n_threads = session.replica.thread_limits.most_threads
             return rows, seconds_on_controller(everything.work, machine, n_threads)
         except Exception as error:  # the model must not end a program, which may have graphs of any kind
@@ -362,14 +362,6 @@ class Chooser:
         axis = self._specs[position].axis
         rows = np.arange(value.shape[axis])[_slice_of(inputs.batch.rows[position])]
         return np.take(value, np.resize(rows, size), axis=axis)
-
-
-def _with_slices(exchange: Exchange, slices: Slices | None) -> Exchange:
-    """Return what the ranks exchange if large updates are computed by slices."""
-    if slices is None:
-        return exchange
-    sliced = _n_bytes_of(list(slices.summed.values()))
-    return exchange._replace(reduced=max(0.0, exchange.reduced - sliced), sliced=sliced)
 
 
 def _slice_of(rows: Selection) -> Any:

@@ -206,8 +206,7 @@ class ExactFunction(Function):
 
     def _distributed(self, session: Session, variant: Variant, graph: Graph) -> int:
         slices = self._graph.slices if graph is not self._graph else None
-        own = [] if slices is None else [slices.graph, *(one.function for one in slices.groups)]
-        if not any(graph is one for one in own):
+        if slices is None or not any(graph is one for one in slices.functions):
             return super()._distributed(session, variant, graph)
         key = self._key(session, variant, graph)
         session.distribute((key,))  # without the plain function, which is not called then

@@ -12,6 +12,7 @@ from synkhronos._costs.model import (
     along_rows,
     choose,
     describe_machine,
+    most_rows_by_slices,
     seconds_by_rows,
     seconds_on_controller,
     typical,

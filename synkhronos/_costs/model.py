@@ -64,6 +64,8 @@ class Exchange(NamedTuple):
         Bytes of the arrays that are all-reduced, on each rank.
     sliced : float
         Bytes of the arrays that a rank adds only in its range of elements, because they are for updates by slices.
+    copied : float
+        Bytes that a rank copies of all ranks' rows, for products in slices.
     gathered : float
         Bytes of results that the controller copies from shared memory.
     """
@@ -73,6 +75,7 @@ class Exchange(NamedTuple):
     reduced: float = 0.0
     gathered: float = 0.0
     sliced: float = 0.0
+    copied: float = 0.0
 
 
 class Curve(NamedTuple):
@@ -226,9 +229,10 @@ def seconds_by_rows(work: Work, exchange: Exchange, machine: Machine, n_ranks: i
     n_ranks : int
     """
     passes = machine.together.passes
-    if exchange.sliced:
+    if exchange.sliced or exchange.copied:
         divided = sum(passes.at(n_bytes / n_ranks) for n_bytes in work.divided)
-        divided += passes.at(exchange.sliced * (n_ranks - 1) / n_ranks)  # a range of each other rank's arrays
+        for n_bytes in (exchange.sliced * (n_ranks - 1) / n_ranks, 2 * exchange.copied):  # other ranks' arrays
+            divided += passes.at(n_bytes) if n_bytes else 0.0
         seconds = seconds_of_work(work._replace(divided=()), machine.together) + divided
     else:
         seconds = seconds_of_work(work, machine.together)
@@ -240,6 +244,18 @@ def seconds_by_rows(work: Work, exchange: Exchange, machine: Machine, n_ranks: i
     ):
         seconds += curve.at(n_bytes) if n_bytes else 0.0
     return seconds
+
+
+def most_rows_by_slices(m: int, n: int) -> int:
+    """Return the number of rows up to which ranks compute a product over rows in slices in less time than as a sum.
+
+    The product is the gradient of m x n weights. In slices, each rank computes its part of the m x n elements from all
+    ranks' rows, of m and n numbers each. As a sum, it computes m x n elements from its own rows, and then adds its part
+    of all ranks' arrays. The numbers of operations are equal; these arrays are written and read in one case, and copies
+    of the rows in the other. They have equal sizes at m n / (m + n) rows. A third of this is the measured limit: the
+    slices are computed in blocks, which BLAS does less fast.
+    """
+    return m * n // (3 * (m + n))
 
 
 class Estimate(NamedTuple):

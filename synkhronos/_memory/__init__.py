@@ -2,6 +2,15 @@
 
 from synkhronos._memory.channels import FdChannel, Mailbox
 from synkhronos._memory.descriptors import Descriptor, OwnedSocket, release_freed_memory, remove_stale
-from synkhronos._memory.heap import Arena, Place, array_at, copy_around, look_at_free_memory, make_heap, place_of
+from synkhronos._memory.heap import (
+    Arena,
+    Place,
+    array_at,
+    copy_around,
+    copy_to_heap,
+    look_at_free_memory,
+    make_heap,
+    place_of,
+)
 from synkhronos._memory.mapped_files import FilePart, find_part, open_part, segment_of_file
 from synkhronos._memory.segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec

@@ -112,6 +112,14 @@ def array_at(heap: native.Heap, place: Place) -> np.ndarray:
     return np.ndarray(place.shape, place.dtype, memoryview(heap).toreadonly(), place.offset)
 
 
+def copy_to_heap(array: np.ndarray) -> np.ndarray:
+    """Return a C-contiguous copy, in the heap of the running call if it has memory, also of a small array."""
+    memory = np.empty(max(array.nbytes, native.SMALLEST_BLOCK), np.uint8)
+    copy = memory[: array.nbytes].view(array.dtype).reshape(array.shape)
+    np.copyto(copy, array)
+    return copy
+
+
 def copy_around(to: np.ndarray, array: np.ndarray, own: Rows) -> None:
     """Copy all rows of an array except for ``own``."""
     to[: own.start] = array[: own.start]

@@ -22,6 +22,7 @@ from synkhronos._rank.commands import (
     Put,
     Record,
     Reduce,
+    RowProduct,
     RowsRef,
     Shapes,
     Share,
@@ -33,4 +34,4 @@ from synkhronos._rank.commands import (
 from synkhronos._rank.environment import digest_of_states, seed_rank
 from synkhronos._rank.messages import MOST_CACHED_BYTES, Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize
 from synkhronos._rank.replica import Replica, start_ranks
-from synkhronos._rank.steps import MOST_PARTIALS, MOST_VALUES, TornUpdate
+from synkhronos._rank.steps import MOST_SUMS, MOST_VALUES, TornUpdate

@@ -103,14 +103,22 @@ class Follow(NamedTuple):
 class SlicedUpdate(NamedTuple):
     """Update of variables of equal shape, of which each rank computes a range of elements.
 
-    `inputs` has a kind and a number for each input of the function: ``"value"`` and the key of a variable, or
-    ``"partial"``, ``"array"`` or ``"scalar"`` and a position in the outputs of `Call.function`. The function gets the
-    sum over the ranks of their partial arrays.
+    `inputs` has a kind and a number for each input of the function: ``"value"`` and the key of a variable;
+    ``"product"`` and a position in `Step.products`; or ``"partial"``, ``"array"`` or ``"scalar"`` and a position in the
+    outputs of `Call.function`. The function gets the sum over the ranks of partial arrays and products.
     """
 
     function: int
     variables: tuple[int, ...]
     inputs: tuple[tuple[str, int], ...]
+
+
+class RowProduct(NamedTuple):
+    """Product of two matrices, of the transpose of `left`; its sum over the ranks is the product of all ranks' rows."""
+
+    left: int  # position in the outputs of `Call.function`
+    right: int
+    function: int  # of both matrices
 
 
 class Step(NamedTuple):
@@ -125,6 +133,7 @@ class Step(NamedTuple):
     adopted: frozenset[int]
     drawn: tuple[int, ...]
     sliced: tuple[SlicedUpdate, ...]
+    products: tuple[RowProduct, ...] = ()
 
 
 class Call(NamedTuple):

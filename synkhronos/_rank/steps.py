@@ -8,6 +8,8 @@ the new values are computed from is still in the shared heap.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -15,24 +17,28 @@ import numpy as np
 
 from synkhronos import _graph
 from synkhronos._collectives import NOTES
+from synkhronos._costs import most_rows_by_slices
 from synkhronos._graph.ops import RankContext
+from synkhronos._memory import copy_to_heap
 from synkhronos._native import native
-from synkhronos._rank.commands import SlicedUpdate, Step
+from synkhronos._rank.commands import RowProduct, SlicedUpdate, Step
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import shares
 
 #: Elements that are computed at once: few enough for their new values to be in the cache when they are copied.
 PIECE = 64 * 1024
+_BLOCK = 1024 * 1024  # elements of a product that are computed at once: more, because BLAS is then faster
 _UNIT = 1024  # elements: ranges of ranks are multiples of it
 #: Columns of a rank's notes: whether it has begun the step; numbers of pieces that are complete, and whose new values
-#: have been noted (negative: they are in private memory, and lost if the rank dies); then the places of these values,
-#: and of the rank's partial arrays.
+#: have been noted (negative: they are in private memory, and lost if the rank dies); then the places of these values.
+#: Then for each sum over the ranks: the place of the rank's array, or of both factors, and their number of rows.
 _BEGUN, _DONE, _NOTED, _FIRST = 0, 1, 2, 3
 _HAS_SET = 2  # in the column `_BEGUN`: the rank has set the variables that it sets
 MOST_VALUES = 64  # of a `SlicedUpdate`
 _PLACES = _FIRST + MOST_VALUES
-MOST_PARTIALS = NOTES - _PLACES
-
+MOST_SUMS = (NOTES - _PLACES) // 3
+_NO_FACTORS = -1  # in place of the number of rows
+_SUMS = ("partial", "product")  # kinds of the inputs of updates that are sums over the ranks
 
 _REDUCTION = -3  # number of the collective of `Steps.reduce`
 
@@ -46,14 +52,31 @@ class _Update(NamedTuple):
 
     compute: Callable[[list[Any]], list[Any]]
     blocks: list[np.ndarray]  # of the variables, flat
-    inputs: list[tuple[str, Any]]  # flat; for a partial array, its position among those
+    inputs: list[tuple[str, Any]]  # flat; for a sum over the ranks, its position among those
+
+
+_Compute = Callable[[list[Any]], list[Any]]
+
+
+class _Sum(NamedTuple):
+    """A sum over the ranks, with what this rank adds to it: a flat array, or two factors whose product it is."""
+
+    arrays: tuple[np.ndarray, ...]  # which other ranks read
+    shape: tuple[int, ...]  # of the result
+    product: _Compute | None  # of two factors, of this rank or others
+
+    def own(self) -> np.ndarray:
+        """Return what this rank adds as one array."""
+        if self.product is None or len(self.arrays) == 1:
+            return self.arrays[0]
+        return np.ascontiguousarray(self.product(list(self.arrays))[0]).reshape(-1)
 
 
 class _Prepared(NamedTuple):
     step: Step
     outputs: list[Any]
     updates: list[_Update]
-    partials: list[np.ndarray]  # which other ranks read
+    sums: list[_Sum]
     weights: Sequence[int]
 
 
@@ -83,6 +106,7 @@ class Steps:
         is_controller: bool,
     ) -> None:
         self._rank, self._notes, self._heap = rank, notes, heap
+        self._added = notes[:, _PLACES : _PLACES + 3 * MOST_SUMS].reshape(len(notes), MOST_SUMS, 3)
         self._variables, self._runner, self._is_controller = variables, runner, is_controller
         self._prepared: _Prepared | None = None
         self._logs: dict[Any, np.ndarray] = {}
@@ -98,50 +122,76 @@ class Steps:
         self._prepared = None
 
     def prepare(self, step: Step, outputs: list[Any], n_wanted: int, weights: Sequence[int]) -> None:
-        """Note where this rank's partial arrays are, before the ranks meet.
+        """Note where the arrays are that this rank adds to sums, before the ranks meet.
 
         Raises
         ------
         ValueError
             If shapes differ that must be equal.
         """
-        given = outputs[n_wanted:]
-        arrays = [np.asarray(value) for value in given]
-        partials: list[np.ndarray] = []
-        places: dict[int, int] = {}  # of partial arrays, by their positions in the outputs
-        updates = [self._update(one, arrays, partials, places) for one in step.sliced]
+        arrays = [np.asarray(value) for value in outputs[n_wanted:]]
+        sums: list[_Sum] = []
+        places: dict[tuple[str, int], int] = {}  # of sums
+
+        def place_of(kind: str, number: int) -> int:
+            if (kind, number) not in places:
+                places[kind, number] = len(sums)
+                is_product = kind == "product"
+                sums.append(
+                    self._product(step.products[number], arrays, weights) if is_product else self._sum(arrays[number])
+                )
+            return places[kind, number]
+
+        updates = [self._update(one, arrays, sums, place_of) for one in step.sliced]
         if self._is_controller:
             self._notes[:, :_FIRST] = 0
-        own = self._notes[self._rank]
-        for i, array in enumerate(partials):
-            offset = self._heap.offset(array)
-            own[_PLACES + i] = -1 if offset is None else offset
-        self._prepared = _Prepared(step, arrays, updates, partials, weights)
+        for i, one in enumerate(sums):
+            offsets = [self._heap.offset(array) for array in one.arrays]
+            spots = [-1 if offset is None else offset for offset in offsets]
+            n_rows = len(one.arrays[0]) if len(spots) == 2 else _NO_FACTORS
+            self._added[self._rank, i] = spots[0], spots[-1], n_rows
+        self._prepared = _Prepared(step, arrays, updates, sums, weights)
 
     def _update(
-        self, one: SlicedUpdate, arrays: list[Any], partials: list[np.ndarray], places: dict[int, int]
+        self, one: SlicedUpdate, arrays: list[Any], sums: list[_Sum], place_of: Callable[[str, int], int]
     ) -> _Update:
         blocks = list(map(self._value, one.variables))
         shape = blocks[0].shape
         inputs: list[tuple[str, Any]] = []
         for kind, number in one.inputs:
-            array = self._value(number) if kind == "value" else arrays[number]
-            if kind == "scalar":
-                inputs.append((kind, array))
-                continue
-            if array.shape != shape:
+            if kind in _SUMS:
+                place = place_of(kind, number)
+                found = sums[place].shape
+                inputs.append(("sum", place))
+            else:
+                array = self._value(number) if kind == "value" else arrays[number]
+                found = shape if kind == "scalar" else array.shape
+                inputs.append((kind, array if kind == "scalar" else np.ascontiguousarray(array).reshape(-1)))
+            if found != shape:
                 names = ", ".join(str(self._variables[key]) for key in one.variables)
-                raise ValueError(f"an update of {names}, of shape {shape}, got an array of shape {array.shape}")
-            if kind != "partial":
-                inputs.append((kind, np.ascontiguousarray(array).reshape(-1)))
-                continue
-            if number not in places:
-                flat = np.ascontiguousarray(array).reshape(-1)
-                places[number] = len(partials)
-                partials.append(flat if self._heap.offset(flat) is not None else flat.copy())
-            inputs.append((kind, places[number]))
-        flat_blocks = [self._at(self._heap.offset(block), block.size, block.dtype) for block in blocks]
+                raise ValueError(f"an update of {names}, of shape {shape}, got an array of shape {found}")
+        flat_blocks = [self._at(self._heap.offset(block), (block.size,), block.dtype) for block in blocks]
         return _Update(self._runner(one.function, None), flat_blocks, inputs)
+
+    def _sum(self, array: np.ndarray, product: _Compute | None = None) -> _Sum:
+        return _Sum((self._shared(array).reshape(-1),), array.shape, product)
+
+    def _product(self, one: RowProduct, arrays: list[Any], weights: Sequence[int]) -> _Sum:
+        """Return the sum of the ranks' products: with this rank's factors, or if there are many rows, its product."""
+        left, right = arrays[one.left], arrays[one.right]
+        if len(left) != len(right):
+            raise ValueError(f"a product of matrices got {len(left)} and {len(right)} rows")
+        own, all_rows = weights[self._rank], sum(weights)
+        shape = left.shape[1], right.shape[1]
+        product = self._runner(one.function, None)
+        if len(left) * all_rows > own * most_rows_by_slices(*shape):
+            return self._sum(product([left, right])[0], product)
+        return _Sum((self._shared(left), self._shared(right)), shape, product)
+
+    def _shared(self, array: np.ndarray) -> np.ndarray:
+        """Return a C-contiguous array, in the shared heap if there is memory."""
+        is_there = array.flags.c_contiguous and self._heap.offset(array) is not None
+        return array if is_there else copy_to_heap(array)
 
     def _value(self, key: int) -> Any:
         """Return the value of a variable: on the controller, the array that the others view, if they do.
@@ -156,21 +206,21 @@ class Steps:
 
     @property
     def lacks_places(self) -> bool:
-        """Whether a partial array is in memory that other ranks cannot read; the same on all ranks."""
-        n = 0 if self._prepared is None else len(self._prepared.partials)
-        return bool((self._notes[:, _PLACES : _PLACES + n] < 0).any())
+        """Whether an array is in memory that other ranks cannot read; the same on all ranks."""
+        n = 0 if self._prepared is None else len(self._prepared.sums)
+        return bool((self._added[:, :n, :2] < 0).any())
 
     def reduce(self, context: RankContext) -> None:
-        """Add the partial arrays by a collective; all ranks call this if `lacks_places`."""
+        """Add the arrays by a collective; all ranks call this if `lacks_places`."""
         prepared = self._prepared
         assert prepared is not None
-        n = len(prepared.partials)
-        sums = context.combine(_REDUCTION, ("sum",) * n, prepared.partials, (True,) * n)
+        n = len(prepared.sums)
+        sums = context.combine(_REDUCTION, ("sum",) * n, [one.own() for one in prepared.sums], (True,) * n)
         updates = [
-            one._replace(inputs=[("array", sums[it]) if kind == "partial" else (kind, it) for kind, it in one.inputs])
+            one._replace(inputs=[("array", sums[it]) if kind == "sum" else (kind, it) for kind, it in one.inputs])
             for one in prepared.updates
         ]
-        self._prepared = prepared._replace(updates=updates, partials=sums)
+        self._prepared = prepared._replace(updates=updates, sums=[])
 
     def carry_out(self) -> None:
         """Set the variables that this rank sets, and compute its range of the others."""
@@ -178,7 +228,7 @@ class Steps:
             self._notes[self._rank, _BEGUN] = 1
             self._set_others()
             self._work(self._rank)
-            if not self._is_controller and self._prepared is not None:  # other ranks may still read partial arrays
+            if not self._is_controller and self._prepared is not None:  # other ranks may still read the arrays of sums
                 self._prepared = self._prepared._replace(outputs=[], updates=[])
 
     def finish(self) -> bool:
@@ -220,18 +270,22 @@ class Steps:
     def _work(self, rank: int) -> None:
         """Compute the range of a rank, from the piece on that it has not completed."""
         assert self._prepared is not None
-        notes, partials = self._notes[rank], self._partials()
+        notes, totals = self._notes[rank], self._totals()
         done, noted = map(int, notes[[_DONE, _NOTED]])
-        for number, (update, piece) in enumerate(_pieces(self._prepared.updates, rank, len(self._notes)), 1):
+        for number, (update, piece, stop) in enumerate(_pieces(self._prepared.updates, rank, len(self._notes)), 1):
             if number <= done:
                 continue
             if number == noted:
                 size = piece.stop - piece.start
-                new = [self._at(notes[_FIRST + i], size, one.dtype) for i, one in enumerate(update.blocks)]
+                new = [self._at(notes[_FIRST + i], (size,), one.dtype) for i, one in enumerate(update.blocks)]
             elif number == -noted:
                 raise MemoryError("the new values of some elements are lost")
             else:
-                new = _computed(update, piece, partials)
+                inputs = [
+                    totals[it].at(piece, stop) if kind == "sum" else it if kind == "scalar" else it[piece]
+                    for kind, it in update.inputs
+                ]
+                new = update.compute(inputs)
                 self._note(notes, number, new)
             for block, value in zip(update.blocks, new):
                 block[piece] = value
@@ -260,18 +314,25 @@ class Steps:
         log[: value.size] = value
         return log[: value.size]
 
-    def _partials(self) -> list[list[np.ndarray]]:
-        """Return the flat partial arrays of the ranks that have rows."""
+    def _totals(self) -> list[_Total]:
+        """Return the sums over the ranks that have rows."""
         assert self._prepared is not None
-        offsets = self._notes[:, _PLACES:]
-        ranks = [rank for rank, weight in enumerate(self._prepared.weights) if weight]
-        return [
-            [array if rank == self._rank else self._at(offsets[rank, i], array.size, array.dtype) for rank in ranks]
-            for i, array in enumerate(self._prepared.partials)
-        ]
+        sums, ranks = self._prepared.sums, [rank for rank, weight in enumerate(self._prepared.weights) if weight]
+        return [_Total(one, [self._arrays_of(rank, i, one) for rank in ranks]) for i, one in enumerate(sums)]
 
-    def _at(self, offset: Any, size: int, dtype: np.dtype) -> np.ndarray:
-        return self._memory[offset : offset + size * dtype.itemsize].view(dtype)
+    def _arrays_of(self, rank: int, i: int, one: _Sum) -> tuple[np.ndarray, ...]:
+        """Return what a rank adds to a sum: a flat array, or two factors."""
+        if rank == self._rank:
+            return one.arrays
+        *places, n_rows = self._added[rank, i]
+        dtype = one.arrays[0].dtype
+        if n_rows == _NO_FACTORS:
+            return (self._at(places[0], (math.prod(one.shape),), dtype),)
+        return tuple([self._at(place, (n_rows, n), dtype) for place, n in zip(places, one.shape)])
+
+    def _at(self, offset: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        n_bytes = math.prod(shape) * dtype.itemsize
+        return self._memory[offset : offset + n_bytes].view(dtype).reshape(shape)
 
     def _names(self) -> str:
         """Return the names of the variables that are updated by slices."""
@@ -280,30 +341,54 @@ class Steps:
         return ", ".join(str(self._variables[key]) for key in keys)
 
 
-def _pieces(updates: Sequence[_Update], rank: int, n_ranks: int) -> Iterator[tuple[_Update, slice]]:
-    """Yield the pieces of a rank's ranges of all updates."""
+def _pieces(updates: Sequence[_Update], rank: int, n_ranks: int) -> Iterator[tuple[_Update, slice, int]]:
+    """Yield the pieces of a rank's ranges of all updates, each with the end of its range."""
     for update in updates:
         size = update.blocks[0].size
         share = shares(-(-size // _UNIT), n_ranks)[rank]
         stop = min(share.stop * _UNIT, size)
         for start in range(share.start * _UNIT, stop, PIECE):
-            yield update, slice(start, min(start + PIECE, stop))
+            yield update, slice(start, min(start + PIECE, stop)), stop
 
 
-def _computed(update: _Update, piece: slice, partials: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-    """Return the new values of one piece."""
-    inputs = []
-    for kind, it in update.inputs:
-        if kind == "partial":
-            inputs.append(_sum([one[piece] for one in partials[it]]))
-        else:
-            inputs.append(it if kind == "scalar" else it[piece])
-    return update.compute(inputs)
+class _Total:
+    """Elements of a sum over the ranks.
 
+    Parameters
+    ----------
+    one : _Sum
+    of_ranks : sequence of tuple of arrays
+        What each rank adds: a flat array, or two factors.
+    """
 
-def _sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the sum of arrays, added in order."""
-    total = arrays[0]
-    for i, array in enumerate(arrays[1:]):
-        total = np.add(total, array, out=total if i else None)
-    return total
+    def __init__(self, one: _Sum, of_ranks: Sequence[tuple[np.ndarray, ...]]) -> None:
+        self._arrays = [arrays[0] for arrays in of_ranks if len(arrays) == 1]
+        self._factors = [arrays for arrays in of_ranks if len(arrays) == 2]
+        self._sum, self._block, self._rows = one, np.empty(0), range(0)
+
+    def at(self, piece: slice, stop: int) -> np.ndarray:
+        """Return some elements. Products are computed in blocks, and none of them for rows from ``stop`` on."""
+        arrays = [one[piece] for one in self._arrays]
+        if self._factors:
+            arrays.append(self._of_product(piece, stop))
+        total = arrays[0]
+        for i, array in enumerate(arrays[1:]):
+            total = np.add(total, array, out=total if i else None)
+        return total
+
+    def _of_product(self, piece: slice, stop: int) -> np.ndarray:
+        width = self._sum.shape[1]
+        first, last = piece.start // width, -(-piece.stop // width)
+        if not (self._rows.start <= first and last <= self._rows.stop):
+            assert self._sum.product is not None
+            last = max(last, min(first + _BLOCK // width, -(-stop // width)))
+            left = np.concatenate([one[:, first:last] for one, _ in self._factors])
+            self._block = np.asarray(self._sum.product([left, self._right])[0]).reshape(-1)
+            self._rows = range(first, last)
+        begin = self._rows.start * width
+        return self._block[piece.start - begin : piece.stop - begin]
+
+    @functools.cached_property
+    def _right(self) -> np.ndarray:
+        """All ranks' rows of the right factor."""
+        return np.concatenate([one for _, one in self._factors])

@@ -12,7 +12,7 @@ import numpy as np
 from synkhronos import _graph
 from synkhronos._backends import is_random_state
 from synkhronos._graph import SentValue
-from synkhronos._memory import Place, look_at_free_memory, place_of
+from synkhronos._memory import Place, copy_to_heap, look_at_free_memory, place_of
 from synkhronos._native import native
 from synkhronos._rank import Broadcast, Command, Digest, Get, Replica, Share, Unshare
 from synkhronos._session.diagnostics import warn
@@ -239,7 +239,7 @@ class StaleReplicas:
             return value
         if self._heap.short:
             look_at_free_memory(self._heap, self._n_ranks)
-        block: np.ndarray = self._heap.call(_copied, value)
+        block: np.ndarray = self._heap.call(copy_to_heap, value)
         if self._place(block) is None:
             return None
         if _graph.get_array(var) is value:
@@ -265,13 +265,6 @@ class StaleReplicas:
         """Return the variables that the program has not dropped, by key."""
         known = self._table.items() if keys else {}
         return {key: known[key] for key in sorted(keys) if key in known}
-
-
-def _copied(value: np.ndarray) -> np.ndarray:
-    memory = np.empty(max(value.nbytes, native.SMALLEST_BLOCK), np.uint8)
-    block = memory[: value.nbytes].view(value.dtype).reshape(value.shape)
-    np.copyto(block, value)
-    return block
 
 
 class ReplicaCheck:

@@ -32,7 +32,8 @@ class Entry(NamedTuple):
     ----------
     collective : str
         ``"all-reduce (sum)"``, ``"all-gather"``, …; ``"sum in slices"`` for a gradient that each rank adds only in the
-        range of elements that it updates.
+        range of elements that it updates; ``"product in slices (up to N rows)"`` for one that each rank computes in its
+        range from all ranks' rows, if there are at most N.
     variable : str
         The variable that is reduced or gathered, as the backend names it.
     n_bytes : int or None
@@ -121,8 +122,8 @@ class Partition(list):
     plans : list of Prediction
     products : list of Division
     updates : list of str
-    sums : list of (CollectiveRecord, int)
-        All-reduces in whose place each rank adds a range of elements, with the bytes of the arrays.
+    sums : list of (CollectiveRecord, str, int)
+        All-reduces in whose place each rank computes a range of elements, with how it does it, and the bytes of arrays.
 
     Attributes
     ----------
@@ -143,7 +144,7 @@ class Partition(list):
         plans: Sequence[Prediction],
         products: Sequence[Division],
         updates: Sequence[str],
-        sums: Sequence[tuple[CollectiveRecord, int]],
+        sums: Sequence[tuple[CollectiveRecord, str, int]],
     ) -> None:
         super().__init__()
         self.plans, self.products, self.updates = list(plans), list(products), list(updates)
@@ -153,7 +154,7 @@ class Partition(list):
             number = None if op.number == UNNUMBERED else op.number  # the graph was not optimized
             self += [_entry(collectives[label], n_bytes, number) for label, n_bytes in zip(op.labels, sizes)]
         self += [_entry(one, None, None) for one in collectives if one.is_in_loop]
-        self += [_entry(one._replace(kind="sum in slices"), n_bytes, None) for one, n_bytes in sums]
+        self += [_entry(one._replace(kind=kind), n_bytes, None) for one, kind, n_bytes in sums]
 
     def picture(self, path: str) -> None:
         """Draw the program's graph, colored by the placement of each value, with its collectives.

@@ -198,7 +198,7 @@ class ShardedGraph(Graph):
         if slices is not None:
             updates = list(map(str, slices.variables))
             totals = [(one, self.expression_of(one.result)) for one in self._collectives]
-            sums = [(one, slices.n_bytes_of(total)) for one, total in totals if total in slices.summed]
+            sums = [(one, *slices.described(total)) for one, total in totals if total in slices.summed]
         return Partition(
             self._collectives,
             compiled,

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synkhronos._backends import T, ancestors, constant_value, equal_computations, io_toposort, is_random_state, ops
+from synkhronos._costs import most_rows_by_slices
 from synkhronos._graph import Graph, get_array, is_large, is_shared_variable
 from synkhronos._graph.ops import Collective
+from synkhronos._sharding.work import Needs
 
 #: Size of a variable from which on it is updated by slices: for less, the work in Python takes longer.
 LEAST_BYTES = 1024 * 1024
@@ -26,8 +28,9 @@ class Leaf(NamedTuple):
     Attributes
     ----------
     kind : str
-        ``"partial"``: the sum over the ranks of a slice of each rank's array. ``"array"``: a slice of the rank's own
-        array, which is equal on all ranks. ``"scalar"``: a number. ``"value"``: a slice of a shared variable.
+        ``"partial"``: the sum over the ranks of a slice of each rank's array. ``"product"``: the same, of an array that
+        is in `Slices.products`. ``"array"``: a slice of the rank's own array, which is equal on all ranks.
+        ``"scalar"``: a number. ``"value"``: a slice of a shared variable.
     variable : variable
         An expression of the sharded graph, or the shared variable.
     """
@@ -35,6 +38,17 @@ class Leaf(NamedTuple):
     kind: str
     variable: Any
     total: Any = None  # of the sharded graph: the sum of a partial input
+
+
+class ProductOfRows(NamedTuple):
+    """A matrix product, of the transpose of `left` and of `right`.
+
+    The sum of the ranks' products is the product of all ranks' rows of both, so a rank can compute a range of it.
+    """
+
+    left: Any
+    right: Any
+    function: Graph  # of both
 
 
 class Group(NamedTuple):
@@ -61,7 +75,9 @@ class Slices:
         Returns the outputs of the sharded graph, the new values of ``others``, and ``returned``. Its only updates are
         those of random states.
     returned : list of variables
-        The leaves of all groups that are not shared variables.
+        The leaves of all groups that are not shared variables; for products, their factors.
+    products : dict of variable to ProductOfRows
+        Products of the sharded graph.
     others : list of shared variables
         Those that are not updated by slices, without random states.
     adopted : list of shared variables
@@ -97,18 +113,56 @@ class Slices:
         functions: list[_Function] = []
         self.groups = [_group(graph, one, functions) for one in _connected(found)]
         leaves = [leaf for one in self.groups for leaf in one.leaves]
-        self.returned = list(dict.fromkeys([leaf.variable for leaf in leaves if leaf.kind != "value"]))
+        self.products = _products(graph, [leaf.variable for leaf in leaves if leaf.kind == "product"])
+        returned: list[Any] = []
+        for leaf in leaves:
+            if leaf.kind == "product":
+                returned += self.products[leaf.variable][:2]
+            elif leaf.kind != "value":
+                returned.append(leaf.variable)
+        self.returned = list(dict.fromkeys(returned))
         self.variables = [var for one in self.groups for var in one.variables]
         self.values = list(dict.fromkeys([leaf.variable for leaf in leaves if leaf.kind == "value"]))
         of_groups = [(leaf, one.variables[0]) for one in self.groups for leaf in one.leaves]
-        self.summed = {leaf.total: var for leaf, var in of_groups if leaf.kind == "partial"}
+        self.summed = {leaf.total: var for leaf, var in of_groups if leaf.total is not None}
         returned = [*outputs, *(new for _, new in others), *self.returned]
         self.graph = graph.part(returned, drawn)
         leaves_of_all = {*ancestors([*returned, *(new for _, new in drawn)])}
         self.graph.sliceable_shareds = [var for var in self.graph.sliceable_shareds if var in leaves_of_all]
 
-    def n_bytes_of(self, total: Any) -> int:
-        """Return the bytes of one of the sums in ``summed``."""
+    @property
+    def functions(self) -> list[Graph]:
+        """The sharded graph, and the small ones."""
+        of_groups, of_products = [one.function for one in self.groups], [one.function for one in self.products.values()]
+        return [self.graph, *of_groups, *of_products]
+
+    def needs(self, needs: Needs, n_ranks: int) -> Needs:
+        """Return what a rank needs if updates are computed by slices, from what it needs if they are not."""
+        products, copied, sliced = list(needs.work.products), 0.0, 0.0
+        for total in self.summed:
+            if total.owner.inputs[0] in self.products:
+                m, n = get_array(self.summed[total]).shape
+                one = next((one for one in products if one.times == 1 and {one.m, one.n} == {m, n}), None)
+                if one is not None and one.k * n_ranks <= most_rows_by_slices(m, n):
+                    products.remove(one)
+                    products.append(one._replace(m=-(-m // n_ranks), n=n, k=one.k * n_ranks))
+                    copied += one.k * (m + n * n_ranks) * np.dtype(total.dtype).itemsize
+                    continue
+            sliced += self._n_bytes_of(total)
+        reduced = sum(map(self._n_bytes_of, self.summed))
+        exchange = needs.exchange._replace(
+            reduced=max(0.0, needs.exchange.reduced - reduced), sliced=sliced, copied=copied
+        )
+        return needs._replace(work=needs.work._replace(products=tuple(products)), exchange=exchange)
+
+    def described(self, total: Any) -> tuple[str, int]:
+        """Return how one of the sums in ``summed`` is computed, and its bytes."""
+        if total.owner.inputs[0] not in self.products:
+            return "sum in slices", self._n_bytes_of(total)
+        most = most_rows_by_slices(*get_array(self.summed[total]).shape)
+        return f"product in slices (up to {most} rows)", self._n_bytes_of(total)
+
+    def _n_bytes_of(self, total: Any) -> int:
         return int(get_array(self.summed[total]).size) * np.dtype(total.dtype).itemsize
 
 
@@ -177,8 +231,32 @@ class _Flat:
         node = one.owner
         is_sum = node is not None and isinstance(node.op, Collective) and node.op.ops == ("sum",)
         if is_sum and one not in used and node.inputs[0].dtype == one.dtype:
-            return Leaf("partial", node.inputs[0], one)
+            kind = "partial" if node.inputs[0] in used or not _is_product(node.inputs[0]) else "product"
+            return Leaf(kind, node.inputs[0], one)
         return Leaf("array", one)
+
+
+def _is_product(one: Any) -> bool:
+    """Return whether a variable is the product of two matrices of its dtype."""
+    node = one.owner
+    if node is None or type(node.op) is not ops.Dot or any(one.broadcastable):
+        return False
+    return all(each.ndim == 2 and each.dtype == one.dtype for each in node.inputs)
+
+
+def _products(graph: Graph, found: Sequence[Any]) -> dict[Any, ProductOfRows]:
+    """Return the factors of products, with functions that products of equal dtypes share."""
+    functions: dict[str, Graph] = {}
+    products = {}
+    for one in found:
+        left, right = one.owner.inputs
+        if one.dtype not in functions:
+            inputs = [T.matrix(dtype=one.dtype) for _ in range(2)]
+            functions[one.dtype] = graph.of_slices(inputs, [T.dot(inputs[0].T, inputs[1])])
+        turned = left.owner
+        is_turned = turned is not None and type(turned.op) is ops.DimShuffle and turned.inputs[0].ndim == 2
+        products[one] = ProductOfRows(turned.inputs[0] if is_turned else left.T, right, functions[one.dtype])
+    return products
 
 
 def _connected(found: Sequence[_Flat]) -> list[list[_Flat]]:

@@ -144,7 +144,7 @@ class Trap:
             own["_note"](this, notes, number, new)
             self.reach("noted", this, number)
             if self.is_here("half copied", this, number):
-                (update, piece) = list(steps._pieces(this._prepared.updates, this._rank, len(this._notes)))[number - 1]
+                update, piece, _ = list(steps._pieces(this._prepared.updates, this._rank, len(this._notes)))[number - 1]
                 for block, value in zip(update.blocks, new):
                     half = value.size // 2
                     block[piece][:half] = value[:half]

@@ -186,13 +186,13 @@ KINDS = [one for one in list(globals().values()) if getattr(one, "__module__", "
 KINDS = [make for make in KINDS if isinstance(make, types.FunctionType) and not make.__code__.co_argcount]
 
 
-def run(make, compile, calls=3):
+def run(make, compile, calls=3, data=DATA):
     """Return the outputs of some calls, and the variables with their values after each."""
     variables, updates, outputs = make()
     function = compile([x], outputs, updates=updates, on_unused_input="ignore")
     found = []
     for _ in range(calls):
-        found += function(DATA)
+        found += function(data)
         found += [var.get_value() for var in variables]
     return function, variables, found
 
@@ -216,16 +216,43 @@ def test_every_kind_of_update(session, make):
     check_replicas(variables, session)
 
 
+@pytest.mark.parametrize("is_private", [False, True])
 @pytest.mark.parametrize("n_ranks", [2, 5])
-def test_small_variables_in_slices(synchronize, n_ranks, monkeypatch):
-    """With no limit of the size, partial arrays are in private memory, and are added by a collective."""
+def test_small_variables_in_slices(synchronize, n_ranks, is_private, monkeypatch):
+    """With no limit of the size; gradients that are in private memory are added by a collective."""
     monkeypatch.setattr(shared_variables, "LEAST_BYTES", 1)
+    if is_private:
+        monkeypatch.setattr(steps, "copy_to_heap", np.array)
     synchronize(n_ranks)
     _, _, expected = run(norm_of_gradients, theano.function)
     function, variables, found = run(norm_of_gradients, by_rows)
     close(found, expected, 1e-9, 1e-9)
     check_replicas(variables, n_ranks)
     assert len(function._graph.slices.variables) == 2
+
+
+def layers():
+    """Updates by gradients of two layers, which are products of rows, and by another product, of no transposition."""
+    u, w, v, b = square("u"), square("w", 2), square("v", 3), theano.shared(np.ones(SIDE), "b")
+    hidden = T.tanh(x.dot(u))
+    loss = T.sqr(hidden.dot(w) + b).mean()
+    g = T.grad(loss, [u, w, b])
+    other = T.concatenate([hidden.T[:20], hidden.T[20:]], axis=0).dot(T.tanh(x))
+    return [u, w, v, b], [(u, u - 0.1 * g[0]), (w, w - g[1]), (v, v - 0.1 * other), (b, b - 0.1 * g[2])], [loss]
+
+
+@pytest.mark.parametrize("n_rows", [1, 4, 15, 40])
+def test_gradients_as_products_in_slices_and_as_sums(session, n_rows, monkeypatch):
+    """The limit is 10 rows."""
+    monkeypatch.setattr(steps, "PIECE", 1024)
+    monkeypatch.setattr(steps, "_BLOCK", 2048)
+    data = np.random.RandomState(1).randn(n_rows, SIDE) / SIDE
+    _, _, expected = run(layers, theano.function, data=data)
+    function, variables, found = run(layers, by_rows, data=data)
+    close(found, expected, 1e-9, 1e-9)
+    check_replicas(variables, session)
+    kinds = [one.collective for one in function.partition]
+    assert kinds.count("product in slices (up to 10 rows)") == (3 if session > 1 else 0)
 
 
 def test_a_random_tree_of_operations(session):
