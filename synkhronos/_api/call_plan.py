@@ -564,7 +564,7 @@ def _step(session: Session, distributed: Callable[[Variant, Graph], int], slices
         sliced.append(
             SlicedUpdate(distributed(Variant(), group.function), session.keys(group.variables), tuple(inputs))
         )
-    adopted = frozenset(session.keys(slices.adopted))
+    adopted = frozenset(session.keys(slices.adopted if session.is_on_one_node else ()))  # or all would be sent
     others, drawn = session.keys(slices.others), session.keys(slices.drawn)
     return Step(others, adopted, drawn, tuple(sliced), tuple(products))
 

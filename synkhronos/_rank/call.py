@@ -166,7 +166,9 @@ class Caller:
             heap,
             self._variables,
             runner=self._runner,
+            leader=group.master_rank,
             is_controller=self._is_controller,
+            is_spread=len(world.sizes) > 1,
         )
 
     def call(self, command: Call) -> list[Any] | None:

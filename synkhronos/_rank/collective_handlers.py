@@ -21,7 +21,7 @@ from synkhronos._collectives import (
     nccl_reduces,
     result_dtype,
 )
-from synkhronos._memory import array_at
+from synkhronos._memory import Place, array_at
 from synkhronos._native import native
 from synkhronos._processes import SHUFFLE, TRANSFERS, ProcessGroup
 from synkhronos._rank.commands import (
@@ -78,6 +78,7 @@ class CollectiveHandlers:
         self.rank = world.first + group.rank
         self.nccl: NcclTransport | None = None
         self._is_controller = self.rank == world.master_rank
+        self._leads, self._is_spread = group.rank == group.master_rank, len(world.sizes) > 1
         self._group = group
         self._workspace = workspace
         self.variables = variables
@@ -144,14 +145,55 @@ class CollectiveHandlers:
         fits = isinstance(own, np.ndarray) and own.shape == shape and own.flags.c_contiguous and own.flags.writeable
         return own if fits and not self._is_outside(var) else np.empty(shape, var.dtype)
 
-    def _share(self, command: Share) -> None:
-        if not self._is_controller:
-            for key, place in zip(command.variables, command.places):
-                _graph.set_array(self.variables[key], array_at(self._heap, place))
-        self._log_values("share", [self.variables[key] for key in command.variables], "the controller's memory")
+    def _share(self, command: Share) -> bool:
+        variables = [self.variables[key] for key in command.variables]
+        places: Sequence[Place | None] = command.places
+        if self._is_spread:
+            self._to_leaders(variables, command.places)
+            if self._group.world.node:
+                places = self._places_on_leader(variables, command.places)
+        if not self._leads:
+            for var, place in zip(variables, places):
+                if place is not None:
+                    _graph.set_array(var, array_at(self._heap, place))
+        self._log_values("share", variables, "the controller's memory")
+        return None not in places
+
+    def _to_leaders(self, variables: Sequence[Any], places: Sequence[Place]) -> None:
+        """Set variables to the controller's values on the leaders of the other nodes, which allocate new arrays."""
+        world = self._group.world
+        sizes = [
+            [math.prod(place.shape) * (rank == world.master_rank) for rank in range(world.n_ranks)] for place in places
+        ]
+        empty = [np.empty(0, var.dtype) for var in variables]
+        own: Sequence[np.ndarray] = empty
+        arrays: Sequence[np.ndarray | None] = [None] * len(empty)
+        if self._is_controller:
+            own = [array_at(self._heap, place).reshape(-1) for place in places]
+        elif self._leads:
+            arrays = [np.empty(place.shape, var.dtype) for var, place in zip(variables, places)]
+        self.transport.run(list(zip(own, arrays, sizes)), 0)
+        for var, array in zip(variables, arrays):
+            if array is not None:
+                _graph.set_array(var, array)
+
+    def _places_on_leader(self, variables: Sequence[Any], places: Sequence[Place]) -> list[Place | None]:
+        """Return where the leader of this node has values; ``None`` for those that other ranks cannot read."""
+        found: list[Place | None] = []
+        notes = self._workspace.notes[self._group.master_rank]
+        for start in range(0, len(places), len(notes)):
+            some = slice(start, start + len(notes))
+            if self._leads:
+                offsets = [self._heap.offset(_graph.get_array(var)) for var in variables[some]]
+                notes[: len(offsets)] = [-1 if offset is None else offset for offset in offsets]
+            self._group.barrier()
+            noted = [place._replace(offset=int(offset)) for place, offset in zip(places[some], notes)]
+            found += [place if place.offset >= 0 else None for place in noted]
+            self._group.barrier()  # the notes may be overwritten
+        return found
 
     def _unshare(self, command: Unshare) -> None:
-        if not self._is_controller:
+        if not self._leads:
             for key in command.variables:
                 var = self.variables[key]
                 _graph.set_array(var, np.array(_graph.get_array(var), order="C"))

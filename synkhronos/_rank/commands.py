@@ -178,7 +178,10 @@ class Broadcast:
 @_command(IGNORES_VALUES)
 @dataclass(frozen=True)
 class Share:
-    """Set variables on all workers to the controller's arrays at these places, so that no rank has a copy."""
+    """Set variables on all workers to the controller's arrays at these places, so that no rank has a copy.
+
+    On another node, the leader has a copy, and the others use it. Each rank returns whether they can.
+    """
 
     variables: tuple[int, ...]
     places: tuple[Place, ...]

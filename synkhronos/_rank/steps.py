@@ -92,7 +92,11 @@ class Steps:
     variables : VariableTable
     runner : callable
         ``runner(function, None)`` returns a callable that computes the outputs of a function.
+    leader : int
+        The rank whose variables the others view.
     is_controller : bool
+    is_spread : bool
+        Whether there are ranks on other nodes. Each node then has its own values, notes and ranges of elements.
     """
 
     def __init__(
@@ -103,11 +107,14 @@ class Steps:
         variables: _graph.VariableTable,
         *,
         runner: Callable[[int, None], Callable[[list[Any]], list[Any]]],
+        leader: int,
         is_controller: bool,
+        is_spread: bool,
     ) -> None:
         self._rank, self._notes, self._heap = rank, notes, heap
         self._added = notes[:, _PLACES : _PLACES + 3 * MOST_SUMS].reshape(len(notes), MOST_SUMS, 3)
-        self._variables, self._runner, self._is_controller = variables, runner, is_controller
+        self._variables, self._runner = variables, runner
+        self._leads, self._is_controller, self._is_spread = rank == leader, is_controller, is_spread
         self._prepared: _Prepared | None = None
         self._logs: dict[Any, np.ndarray] = {}
         self._memory: Any = None if heap.base is None else np.frombuffer(memoryview(heap), np.uint8)
@@ -143,7 +150,7 @@ class Steps:
             return places[kind, number]
 
         updates = [self._update(one, arrays, sums, place_of) for one in step.sliced]
-        if self._is_controller:
+        if self._leads:
             self._notes[:, :_FIRST] = 0
         for i, one in enumerate(sums):
             offsets = [self._heap.offset(array) for array in one.arrays]
@@ -184,7 +191,7 @@ class Steps:
         own, all_rows = weights[self._rank], sum(weights)
         shape = left.shape[1], right.shape[1]
         product = self._runner(one.function, None)
-        if len(left) * all_rows > own * most_rows_by_slices(*shape):
+        if self._is_spread or len(left) * all_rows > own * most_rows_by_slices(*shape):
             return self._sum(product([left, right])[0], product)
         return _Sum((self._shared(left), self._shared(right)), shape, product)
 
@@ -208,7 +215,7 @@ class Steps:
     def lacks_places(self) -> bool:
         """Whether an array is in memory that other ranks cannot read; the same on all ranks."""
         n = 0 if self._prepared is None else len(self._prepared.sums)
-        return bool((self._added[:, :n, :2] < 0).any())
+        return (self._is_spread and n > 0) or bool((self._added[:, :n, :2] < 0).any())
 
     def reduce(self, context: RankContext) -> None:
         """Add the arrays by a collective; all ranks call this if `lacks_places`."""

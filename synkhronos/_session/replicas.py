@@ -52,8 +52,8 @@ class StaleReplicas:
     ----------
     replica : Replica
         The controller's replica.
-    shares : bool
-        Whether there are workers, and all of them map the controller's memory.
+    sizes : tuple of int
+        Number of ranks on each node. The leader of each other node has a copy, which its workers view.
 
     Attributes
     ----------
@@ -67,13 +67,14 @@ class StaleReplicas:
         Whether the workers can view values.
     """
 
-    def __init__(self, replica: Replica, shares: bool) -> None:
+    def __init__(self, replica: Replica, sizes: tuple[int, ...]) -> None:
         self.keys: set[int] = set()
         self.shared: set[int] = set()
         self.lead: float | None = None
         self._table, self._heap, self._n_ranks = replica.variables, replica.heap, replica.n_ranks
         self._placed: dict[int, np.ndarray] = {}  # by the id of a container, while variables are loaded
-        self.shares = shares and replica.heap.base is not None
+        self._is_on_one_node = len(sizes) == 1
+        self.shares = max(sizes) > 1 and replica.heap.base is not None
 
     def updates_of(self, variables: Sequence[Any]) -> Updates:
         """Return the records of variables, for `begin` and `end`."""
@@ -130,7 +131,10 @@ class StaleReplicas:
                     syncs[key].viewed = None
                 self.shared.update(blocks)
             places = [place for place in map(self._place, blocks.values()) if place is not None]
-            issue(Share(tuple(blocks), tuple(places)))
+            if not all(issue(Share(tuple(blocks), tuple(places)))):  # another node lacks memory
+                self.shares = False
+                copied += blocks
+                blocks = {}
         if copied:
             shared = self.shared.intersection(copied)
             if shared:  # whose arrays the broadcast must not overwrite
@@ -159,7 +163,9 @@ class StaleReplicas:
     def place(self, var: Any) -> Place | None:
         """Return the place of the array that workers without a variable are to view; ``None``: they get a copy."""
         key = self._table.key(var)
-        if key is None:
+        if not self._is_on_one_node:
+            array = None
+        elif key is None:
             value = _graph.get_array(var)
             array = self._block(var, value, lambda: (*self._viewed(), *self._placed.values()))
             if array is not None:
@@ -196,16 +202,23 @@ class StaleReplicas:
         value = _graph.get_array(self._table[key])
         return _graph.sync_of(self._table[key].container).viewed is value
 
+    def give_again(self, keys: Set[int]) -> dict[int, Any]:
+        """Record that workers may not view the present values of some variables any more; return these values."""
+        variables = self._known(keys & self.shared)
+        viewed: dict[int, Any] = {}
+        with deferred_interrupts():
+            self.keys.update(variables)
+            for key, var in variables.items():
+                sync = _graph.sync_of(var.container)
+                viewed[key] = sync.stale = sync.viewed
+                sync.viewed = None
+        return viewed
+
     def unshare(self, keys: Set[int], issue: Callable[[Command], Any]) -> None:
         """Have the workers copy the values of some variables that they view, by ``issue(command)``."""
         variables = self._known(keys)
         syncs = {key: _graph.sync_of(var.container) for key, var in variables.items()}
-        viewed: dict[int, Any] = {}
-        with deferred_interrupts():  # if a worker fails, some have copies, and all get the values again
-            self.keys.update(variables)
-            for key, sync in syncs.items():
-                viewed[key] = sync.stale = sync.viewed
-                sync.viewed = None
+        viewed = self.give_again(keys)  # if a worker fails, some have copies, and all get the values again
         if variables:
             issue(Unshare(tuple(variables)))
         with deferred_interrupts():

@@ -90,7 +90,7 @@ class Session:
             self.replica = start_ranks(group, segments, ended, options.profile_workers, begin, options.seed)
             self._shape_cache = ShapeCache(self.sequencer, self.replica, master_rank)
             self.shapes = self._shape_cache.of
-            self.stale = StaleReplicas(self.replica, shares=nodes is None and len(devices) > 1)
+            self.stale = StaleReplicas(self.replica, group.world.sizes)
             self.replica_check = ReplicaCheck(self.replica.variables, self.run, master_rank, options.check_replicas)
             self._functions = FunctionRegistry(self.replica, self._ledger, self._load, definitions, self.stale)
             restore = self._restore if options.restart_workers else None
@@ -167,6 +167,8 @@ class Session:
             return self._send(command)
         except BaseException:
             self._dispatcher.complete_step()
+            if not self.is_on_one_node:  # only the controller's node has completed the step, or has undone it
+                self.stale.give_again(set(sliced))
             # some ranks may have set others, or drawn random numbers
             self.stale.add([variables[key] for key in (*step.others, *step.drawn)])
             raise
@@ -296,6 +298,8 @@ class Session:
         """Send functions, variables and data to new workers; return the variables that have lost rows."""
         assert self.shards is not None
         self._functions.restore(ranks)
+        if not self.is_on_one_node:  # the new workers have copies
+            self.stale.give_again(self.stale.shared)
         self.shards.restore(ranks)
         return self.shards.lost()
 

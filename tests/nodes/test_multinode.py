@@ -148,3 +148,70 @@ def test_errors_name_the_node_and_the_session_continues(hosts):
     )
     assert lines[-1] == "fine"
     assert any(line.startswith("1 rank 1 (node 1 (hostb): cpu) failed in Call") for line in lines), lines
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_large_variables_are_updated_by_slices(hosts, ranks):
+    """Each node has one copy, which its ranks update; values are those of the serial program."""
+    lines = run(
+        hosts,
+        """
+        from synkhronos._sharding import slices
+        from synkhronos._session import current
+        from synkhronos._rank import steps
+        slices.LEAST_BYTES = 1
+        side = 80
+        own_update = steps.Steps._update
+        def checked_update(this, one, *arguments):
+            assert this._leads or not any(this._value(key).flags.writeable for key in one.variables), "a copy"
+            return own_update(this, one, *arguments)
+        steps.Steps._update = checked_update
+        X = np.random.RandomState(0).randn(31, side)
+        x = T.dmatrix("x")
+        def build(compile, **kwargs):
+            rng = np.random.RandomState(1)
+            w, m, v = (theano.shared(rng.rand(side, side), name) for name in "wmv")
+            b, turned = theano.shared(np.zeros(side), "b"), theano.shared(rng.rand(side, side), "turned")
+            loss = T.sqr(T.tanh(x.dot(w)) + b).mean()
+            g, of_b = T.grad(loss, [w, b])
+            m_new, v_new = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
+            updates = [(m, m_new), (v, v_new), (w, w - 0.01 * m_new / (T.sqrt(v_new) + 1e-8)), (b, b - of_b)]
+            updates.append((turned, turned[::-1] * 0.5))
+            variables = [w, m, v, b, turned]
+            plain = compile([], [], updates=[(w, w + 1)])
+            return variables, compile([x], loss, updates=updates, **kwargs), plain
+        ours, step, plain = build(synk.function, exact=True)
+        theirs, expected, plain_too = build(theano.function)
+        def check():
+            for one, other in zip(ours, theirs):
+                for rank in range(n):
+                    value = synk.get_value(rank, one)
+                    assert np.allclose(value, other.get_value(), rtol=1e-9, atol=1e-9), (one, rank)
+        for rows in (31, 31, 2, 1, 31):
+            assert np.allclose(step(X[:rows]), expected(X[:rows]))
+            check()
+        shared = current("test").stale.shared
+        assert shared.issuperset(current("test").keys(ours[:3]))
+        print(len(step.partition.updates))
+        plain(), plain_too()
+        synk.broadcast(ours[0])
+        step(X), expected(X)
+        check()
+        ours[1].set_value(np.ones((side, side))), theirs[1].set_value(np.ones((side, side)))
+        step(X), expected(X)
+        check()
+        for rank in range(n):
+            synk.set_value(rank, ours[2], np.full((side, side), 1.0 + rank))
+        synk.all_reduce(ours[2]), theirs[2].set_value(np.full((side, side), 1 + (n - 1) / 2))
+        step(X), expected(X)
+        check()
+        try:
+            step(np.ones((31, side + 1)))
+        except synk.WorkerError as error:
+            print(error.updated)
+        step(X), expected(X)
+        check()
+        """,
+        ranks,
+    )
+    assert lines == ["3", "False"]

@@ -130,3 +130,89 @@ def test_sessions_in_a_row_and_one_that_goes_on_from_a_checkpoint(hosts, tmp_pat
     )
     ends_well(hosts, job)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["run.npz", "run.npz.npy"]
+
+
+def test_updates_by_slices_are_made_completely_or_not_at_all(hosts, tmp_path):
+    """Workers of both nodes kill themselves before and within the update."""
+    job = start(
+        hosts,
+        f"""
+        from synkhronos._rank import steps
+        from synkhronos._rank.call import Caller
+        from synkhronos._sharding import slices
+
+        slices.LEAST_BYTES = 1
+        steps.PIECE = 2048
+        side, trap = 120, {str(tmp_path / "trap")!r}
+        own = {{name: getattr(steps.Steps, name) for name in ("prepare", "carry_out", "_note")}}
+        in_steps = Caller._in_steps
+
+        def at(point, this):
+            if os.path.exists(trap) and open(trap).read() == f"{{this.of_all}} {{point}}":
+                os.remove(trap)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def prepare(this, *arguments):
+            at("before", this)
+            own["prepare"](this, *arguments)
+
+        def carry_out(this):
+            at("met", this)
+            own["carry_out"](this)
+
+        def note(this, notes, number, new):
+            at(f"computed {{number}}", this)
+            own["_note"](this, notes, number, new)
+            at(f"noted {{number}}", this)
+
+        def numbered(this, *arguments):
+            this.steps.of_all = this._rank
+            return in_steps(this, *arguments)
+
+        Caller._in_steps = numbered
+        steps.Steps.prepare, steps.Steps.carry_out, steps.Steps._note = prepare, carry_out, note
+        n = synk.fork(3, use_gpu=False, timeout=60, restart_workers=True)
+        """,
+        """
+        x, X = T.dmatrix("x"), np.random.RandomState(0).randn(17, side)
+
+        def made(build, **kwargs):
+            rng = np.random.RandomState(1)
+            w, m, b = (theano.shared(value) for value in (rng.rand(side, side), rng.rand(side, side), 1.0))
+            loss = T.sqr(T.tanh(x.dot(w)) + b).mean()
+            g, of_b = T.grad(loss, [w, b])
+            m_new = 0.9 * m + 0.1 * g
+            return [w, m, b], build([x], loss, updates=[(m, m_new), (w, w - m_new), (b, b - of_b)], **kwargs)
+
+        ours, step = made(synk.function, exact=True)
+        theirs, expected = made(theano.function)
+
+        def check():
+            for one, other in zip(ours, theirs):
+                for rank in range(n):
+                    np.testing.assert_allclose(synk.get_value(rank, one), other.get_value(), 1e-9, 1e-9)
+
+        for turn in range(2):
+            step(X), expected(X)
+        check()
+        for rank in (1, 4, 5):
+            for point in ("before", "met", "computed 1", "noted 2"):
+                with open(trap, "w") as file:
+                    file.write(f"{rank} {point}")
+                try:
+                    step(X)
+                except synk.WorkerRestarted as error:
+                    assert error.ranks == (rank,), error
+                    assert error.updated is (point != "before"), (error, point)
+                    if error.updated:
+                        expected(X)
+                else:
+                    raise AssertionError("no worker died")
+                check()
+                step(X), expected(X)
+                check()
+        say("fine")
+        """,
+    )
+    assert hear(job)[1] == "fine"
+    ends_well(hosts, job)
