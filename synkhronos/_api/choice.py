@@ -38,7 +38,7 @@ from synkhronos._costs import (
 from synkhronos._graph import Graph
 from synkhronos._rank import Call
 from synkhronos._session import Place, Session
-from synkhronos._sharding import Needs, Prediction, WorkReader
+from synkhronos._sharding import Needs, Prediction, Slices, WorkReader
 from synkhronos._utils.interrupts import deferred_interrupts, let_interrupts_pass
 from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.resources import busy, free_memory
@@ -99,11 +99,13 @@ class Chooser:
     user : Graph
         The user's graph.
     compiled : compiled function
-        Of the sharded graph. Calls give it the rows.
+        Of the sharded graph, or that of ``slices``. Calls give it the rows.
     specs : list of Input
         The inputs, with the axes of their rows.
     options : str
         Other arguments of the function on which times depend; empty if it must not be timed.
+    slices : Slices or None
+        How large updates are computed by slices, if they are.
 
     Attributes
     ----------
@@ -111,12 +113,15 @@ class Chooser:
         The `Estimate` for each (rounded number of rows, further shapes) so far.
     """
 
-    def __init__(self, divided: Any, user: Graph, compiled: Any, specs: Sequence[Input], options: str) -> None:
+    def __init__(
+        self, divided: Any, user: Graph, compiled: Any, specs: Sequence[Input], *, options: str, slices: Slices | None
+    ) -> None:
         self.estimates: dict[Any, Estimate] = {}
         self._divided = divided
         #: Whether calls may have any number of rows. Otherwise both plans are timed for the call as it is.
         self._resizes = user.n_scattered > 0
-        self._user, self._compiled, self._specs, self._options = user, compiled, specs, options
+        self._user, self._compiled, self._specs, self._options, self._slices = user, compiled, specs, options, slices
+        self._updated = [var for var, _ in divided.expressions[1]]
         self._may_be_timed: bool | None = None if options else False  # ``None``: not known yet
         self._variables: list[Any] | None = None
         self._reader: WorkReader | None = None
@@ -145,7 +150,7 @@ class Chooser:
         return [Prediction(key[0], one.rows, one.controller, one.source) for key, one in self.estimates.items()]
 
     def _predict(self, session: Session, costs: Costs, inputs: Inputs, n_rows: int) -> Estimate:
-        updates = bool(_graph.updated_variables(self._compiled))
+        updates = bool(self._updated)
         unknown = Estimate(0.0, math.inf, 0.0, updates, "unknown")
         if costs.machine is None:
             return unknown
@@ -168,7 +173,7 @@ class Chooser:
         Large variables are not copied, unless each rank changes them by itself: the other ranks view the controller's
         memory.
         """
-        variables = _graph.updated_variables(self._compiled)
+        variables = self._updated
         if not variables or slices_of(session, self._divided) is not None:
             variables = session.stale.copied(variables or self._shared())
         n_bytes = _n_bytes_of(variables)
@@ -183,9 +188,8 @@ class Chooser:
             arrays = [value for value in inputs.values if isinstance(value, np.ndarray)]
             part = n_rows / max(1, sum(inputs.counts)) if self._resizes else 1
             staged = sum([value.nbytes for value in arrays]) * part
-            slices = slices_of(session, self._divided)
-            work, exchange, _ = share if slices is None else slices.needs(share, session.n_ranks)
-            rows = seconds_by_rows(work, exchange._replace(staged=staged), machine, session.n_ranks)
+            exchange = share.exchange._replace(staged=staged)
+            rows = seconds_by_rows(share.work, exchange, machine, session.n_ranks)
             n_threads = session.replica.thread_limits.most_threads
             return rows, seconds_on_controller(everything.work, machine, n_threads)
         except Exception as error:  # the model must not end a program, which may have graphs of any kind
@@ -201,12 +205,14 @@ class Chooser:
             reader.needs(*self._arguments(inputs, n_rows, here), n_ranks)
             for here, n_ranks in ((on_rank, session.n_ranks), (n_rows, 1))
         )
-        return share, everything
+        if self._slices is None:
+            return share, everything
+        return self._slices.needs(share, session.n_ranks), self._slices.needs(everything, 1)
 
     def _shared(self) -> list[Any]:
         """Return the function's shared variables."""
         if self._variables is None:
-            self._variables = _graph.shared_variables_of(self._compiled)
+            self._variables = list(dict.fromkeys([*_graph.shared_variables_of(self._compiled), *self._updated]))
         return self._variables
 
     def _arguments(self, inputs: Inputs, n_rows: int, here: int) -> tuple[list[tuple[int, ...]], list[Any]]:
@@ -306,7 +312,7 @@ class Chooser:
 
         try:
             planned("rows", sizes[0])  # moves values to memory that the workers view, before they are saved
-            with _unchanged(session, _graph.updated_variables(self._compiled)):
+            with _unchanged(session, self._updated):
                 for size in sizes:
                     if times["rows"]:  # a later size takes a second at most
                         before, slowest = max(points[-1] for points in times.values())
@@ -352,7 +358,7 @@ class Chooser:
         else:
             n_bytes += everything.n_bytes / (n_rows if self._resizes else 1)
             most = _MOST_UNKNOWN if everything.work.unknown else _SIZES[-1]
-        room = min(free_memory())[0] / 4 - _n_bytes_of(_graph.updated_variables(self._compiled))  # which are copied
+        room = min(free_memory())[0] / 4 - _n_bytes_of(self._updated)  # which are copied
         return int(min(most, max(0.0, room) / session.n_ranks / max(1.0, n_bytes)))
 
     def _resized(self, position: int, value: Any, inputs: Inputs, size: int) -> Any:

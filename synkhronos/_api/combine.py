@@ -11,7 +11,7 @@ import numpy as np
 from synkhronos import _graph
 from synkhronos._backends import as_asked, is_random_state
 from synkhronos._collectives import OPS, combine, nccl_reduces
-from synkhronos._graph.ops import Cut, compiled_has_collectives, cut, depends_on, has_collectives_in_loop
+from synkhronos._graph.ops import Cut, cut, depends_on, has_collectives_in_loop
 
 if TYPE_CHECKING:
     from synkhronos._rank import Call
@@ -23,8 +23,8 @@ class GraphCollectives:
     Parameters
     ----------
     graph : Graph
-    compiled : compiled function
-        The plain function, compiled from the user's arguments.
+    has_any : bool
+        Whether the compiled function has any.
     results : Results
 
     Attributes
@@ -39,8 +39,8 @@ class GraphCollectives:
         each rank.
     """
 
-    def __init__(self, graph: _graph.Graph, compiled: Any, results: Results) -> None:
-        self.any = compiled_has_collectives(compiled)
+    def __init__(self, graph: _graph.Graph, has_any: bool, results: Results) -> None:
+        self.any = has_any
         self._graph, self._names = graph, results.names
         self._known: dict[int, bool] = {}
         self._outputs, self._updates = graph.expressions if self.any else ([], [])
@@ -103,6 +103,14 @@ class GraphCollectives:
         outputs = [new for i, new in found.after.items() if i < n]
         updated = [(updates[i - n][0], new) for i, new in found.after.items() if i >= n]
         return found, before, self._graph.part(outputs, updated, found.inputs)
+
+
+class ExactGraphCollectives(GraphCollectives):
+    """`GraphCollectives` of exact functions."""
+
+    def kept(self, counts: Sequence[int]) -> list[Any]:
+        """Return no variables: every rank computes on data points, so every rank updates all variables."""
+        return []
 
 
 class Results:

@@ -22,11 +22,12 @@ from synkhronos._api.call_plan import (
 )
 from synkhronos._api.checks import EXACT, ExactChecks, Input, Serial
 from synkhronos._api.choice import Chooser, ChosenPlans, Costs, Unmeasured, prefers_controller
-from synkhronos._api.combine import GraphCollectives, Results
+from synkhronos._api.combine import ExactGraphCollectives, Results
 from synkhronos._api.data_arrays import Data
 from synkhronos._api.functions import MOST_PLANS, Function
 from synkhronos._costs import Estimate
 from synkhronos._graph import Graph, Variant
+from synkhronos._graph.ops import compiled_has_collectives
 from synkhronos._processes import FUNCTION
 from synkhronos._rank import Call
 from synkhronos._session import Place, Session, Updates, current
@@ -91,7 +92,9 @@ class ExactFunction(Function):
         self._user, self._plan, self._options, self._measure, self._again = user, plan, options, measure, again
         self._whole = whole
         self._serial = Serial(user, Results(user.outputs, [EXACT] * n_outputs, [False] * n_outputs, False, title))
-        self._collectives = _ExactGraphCollectives(divided, self._theano, results)
+        slices = slices_of(session, divided)
+        has_any = compiled_has_collectives(self._theano) or (slices is not None and bool(slices.summed))
+        self._collectives = ExactGraphCollectives(divided, has_any, results)
         self._checks = ExactChecks(divided, results, named, named_updates=[])
         # in a call with num_slices, a new value is equal in all slices; unlike their average, the maximum is not
         # rounded
@@ -104,7 +107,7 @@ class ExactFunction(Function):
                 'uses sliceable_shareds without whole=, or has random="own"'
             )
         self._alone = alone
-        chooser = Chooser(divided, user, self._theano, self._inputs, options)
+        chooser = Chooser(divided, user, self._theano, self._inputs, options=options, slices=slices)
         self._planner: _ExactPlanner = _ExactPlanner(
             divided, results, self._collectives, alike, session.on_gpu, plan=plan, alone=alone, chooser=chooser
         )
@@ -121,7 +124,7 @@ class ExactFunction(Function):
         """
         session = None if self._session is None else self._session()
         slices = None if session is None else slices_of(session, self._graph)
-        compiled = self._theano if slices is None else slices.graph.compile()
+        compiled = (self._graph if slices is None else slices.graph).compile(self._plain)
         return self._graph.partition(compiled, self._planner.chooser.predictions(), slices)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -185,6 +188,16 @@ class ExactFunction(Function):
 
         return run
 
+    def _first(self, session: Session) -> Graph:
+        slices = slices_of(session, self._graph)
+        return self._graph if slices is None else slices.graph
+
+    def get_shared(self) -> list[Any]:
+        """Return the shared variables that the function reads or updates; see `Function.get_shared`."""
+        slices = self._graph.slices
+        in_slices = [] if slices is None else [*slices.variables, *slices.values]
+        return list(dict.fromkeys([*super().get_shared(), *in_slices, *(var for var, _ in self._graph.updates)]))
+
     def _variables(self) -> list[Any]:
         """Return the shared variables of all plans."""
         of_whole = [] if self._whole is None else _graph.shared_leaves(self._whole.values())
@@ -203,14 +216,6 @@ class ExactFunction(Function):
     def _forget_plans(self) -> None:
         self._repetition = None
         self._plans = ChosenPlans(MOST_PLANS, self._prefers_controller, self._latest)
-
-    def _distributed(self, session: Session, variant: Variant, graph: Graph) -> int:
-        slices = self._graph.slices if graph is not self._graph else None
-        if slices is None or not any(graph is one for one in slices.functions):
-            return super()._distributed(session, variant, graph)
-        key = self._key(session, variant, graph)
-        session.distribute((key,))  # without the plain function, which is not called then
-        return key
 
     def _is_valid(self, session: Session, call: Call | ControllerCall) -> bool:
         step = call.step if isinstance(call, Call) else None
@@ -331,14 +336,6 @@ class ExactFunction(Function):
                 f"{there[0]} was set after a call of an exact function that uses it, in the same sequence, so that "
                 "call would use the new value; set it outside of the block. No call of the block was sent"
             )
-
-
-class _ExactGraphCollectives(GraphCollectives):
-    """`GraphCollectives` of exact functions."""
-
-    def kept(self, counts: Sequence[int]) -> list[Any]:
-        """Return no variables: every rank computes on data points, so every rank updates all variables."""
-        return []
 
 
 def _graph_on_controller(

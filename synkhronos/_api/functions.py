@@ -35,6 +35,7 @@ from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.data_arrays import Data, data
 from synkhronos._backends import as_asked, machine
 from synkhronos._graph import Variant
+from synkhronos._graph.ops import compiled_has_collectives
 from synkhronos._processes import COLLECTIVES
 from synkhronos._rank import Call
 from synkhronos._session import Place, Session, current, functions
@@ -101,8 +102,8 @@ class Function:
         self._compares = environment_asks() and not graph.is_random
         self._single = single
         self._plain = Variant(device=session.on_gpu)
-        self._theano = graph.compile(self._plain)
-        self._collectives = GraphCollectives(graph, self._theano, results)
+        self._theano = self._first(session).compile(self._plain)
+        self._collectives = GraphCollectives(graph, compiled_has_collectives(self._theano), results)
         self._planner = Planner(graph, results, self._collectives, update_modes, session.on_gpu)
         self._checks = Checks(graph, results, named, named_updates=named_updates)
         self._keys: dict[tuple[_graph.Graph, Variant], int] = {}
@@ -112,6 +113,10 @@ class Function:
         self._n_changes = _NEVER
         functions.add(self)
         self.join(session)
+
+    def _first(self, session: Session) -> _graph.Graph:
+        """Return the graph that is compiled when the function is built."""
+        return self._graph
 
     maker: Any = property(lambda self: self._theano.maker, doc="Maker of the controller's function; it has the graph.")
     fn: Any = property(lambda self: machine(self._theano), doc="Callable that runs the controller's function.")
@@ -306,7 +311,6 @@ class Function:
                 self._n_changes = session.replica_check.n_changes
             call, signature, plan, expected, on_ranks = None, None, None, None, None
             if self._graph.sliceable_shareds:
-                self._distributed(session, self._plain, self._graph)
                 on_ranks = tuple(rows_on_ranks(session, self._graph))
             if not (is_checked or self._graph.packed) and batch_s is None:
                 signature = make_signature(values, batch, self._scattered, on_ranks, num_slices, subset, place)
@@ -398,9 +402,9 @@ class Function:
         )
 
     def _distributed(self, session: Session, variant: Variant, graph: _graph.Graph) -> int:
-        """Send a variant and the plain function to the workers that do not have them; return the variant's key."""
+        """Send a variant of a graph to the workers that do not have it; return its key."""
         key = self._key(session, variant, graph)
-        session.distribute((self._keys[self._graph, self._plain], key))
+        session.distribute((key,))
         return key
 
     def join(self, session: Session) -> bool:
@@ -421,14 +425,14 @@ class Function:
                 return False
             self._session, self._keys, self._n_changes = weakref.ref(session), {}, _NEVER
             self._plans = KeyedCache(MOST_PLANS)
-            self._key(session, self._plain, self._graph)
+            self._key(session, self._plain, self._first(session))
             session.replica_check.note_data(self._graph.sliceable_shareds)
         return True
 
     def _key(self, session: Session, variant: Variant, graph: _graph.Graph) -> int:
         """Return the key of a variant in the session; compile and register it if it is new."""
         if (graph, variant) not in self._keys:
-            self._keys[graph, variant] = session.add_function(graph.compile(variant), self)
+            self._keys[graph, variant] = session.add_function(graph.compile(variant), self, self.get_shared())
         return self._keys[graph, variant]
 
     # -- representation

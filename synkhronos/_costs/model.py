@@ -62,10 +62,6 @@ class Exchange(NamedTuple):
         Number of times that all ranks wait for each other in collectives.
     reduced : float
         Bytes of the arrays that are all-reduced, on each rank.
-    sliced : float
-        Bytes of the arrays that a rank adds only in its range of elements, because they are for updates by slices.
-    copied : float
-        Bytes that a rank copies of all ranks' rows, for products in slices.
     gathered : float
         Bytes of results that the controller copies from shared memory.
     """
@@ -74,8 +70,6 @@ class Exchange(NamedTuple):
     n_meetings: int = 0
     reduced: float = 0.0
     gathered: float = 0.0
-    sliced: float = 0.0
-    copied: float = 0.0
 
 
 class Curve(NamedTuple):
@@ -223,19 +217,12 @@ def seconds_by_rows(work: Work, exchange: Exchange, machine: Machine, n_ranks: i
     Parameters
     ----------
     work : Work
-        Of one rank. With updates by slices, the ranks share `Work.divided`.
+        Of one rank.
     exchange : Exchange
     machine : Machine
     n_ranks : int
     """
-    passes = machine.together.passes
-    if exchange.sliced or exchange.copied:
-        divided = sum(passes.at(n_bytes / n_ranks) for n_bytes in work.divided)
-        for n_bytes in (exchange.sliced * (n_ranks - 1) / n_ranks, 2 * exchange.copied):  # other ranks' arrays
-            divided += passes.at(n_bytes) if n_bytes else 0.0
-        seconds = seconds_of_work(work._replace(divided=()), machine.together) + divided
-    else:
-        seconds = seconds_of_work(work, machine.together)
+    seconds = seconds_of_work(work, machine.together)
     seconds += machine.command + exchange.n_meetings * machine.meeting
     for n_bytes, curve in (
         (exchange.staged, machine.copy),

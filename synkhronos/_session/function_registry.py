@@ -49,23 +49,23 @@ class FunctionRegistry:
         self._replica, self._replicas = replica, replicas
         self._ledger = ledger
         self._load = load
-        self._pending: dict[int, Any] = {}  # functions that are compiled and not yet distributed
+        self._pending: dict[int, tuple[Any, Sequence[Any]]] = {}  # compiled and not yet distributed, with `also`
         self._failed: set[int] = set()  # keys of pending functions whose distribution failed
         self._definitions = definitions
         self._ended: FinalizerQueue[int] = FinalizerQueue()
         self._distributing = False
         self._next = 0
 
-    def add(self, function: Any, owner: Any) -> int:
+    def add(self, function: Any, owner: Any, also: Sequence[Any]) -> int:
         """Register a compiled function for distribution; return its key.
 
-        All ranks drop the function after ``owner`` is garbage-collected.
+        All ranks drop the function after ``owner`` is garbage-collected. They also get the shared variables ``also``.
         """
         key = self._next
         self._next += 1
         self._ended.watch(owner, key)
         self._replica.functions[key] = function
-        self._pending[key] = function
+        self._pending[key] = function, also
         return key
 
     def forget_ended(self) -> None:
@@ -102,7 +102,8 @@ class FunctionRegistry:
             return
         self.forget_ended()
         if variable is not None:
-            keys = [key for key, one in self._pending.items() if _graph.uses(one, variable)]
+            pending = self._pending.items()
+            keys = [key for key, (one, also) in pending if _graph.uses(one, variable) or variable in also]
         elif keys is None:
             keys = [key for key in self._pending if key not in self._failed]
         failed: Exception | None = None
@@ -134,7 +135,7 @@ class FunctionRegistry:
 
     def _replicate(self, key: int) -> Exception | None:
         """Replicate one function; return the error if this fails, otherwise ``None``."""
-        function = self._pending[key]
+        function, also = self._pending[key]
         try:
             precompile(function)
         except RecursionError:  # caused by the depth of the program's stack, which may differ in the next call
@@ -144,7 +145,8 @@ class FunctionRegistry:
             self._failed.add(key)
             return error
         try:
-            bundle = self._dump({key: function})
+            key_of = self._replica.variables.key
+            bundle = self._dump({key: function}, also=[var for var in also if key_of(var) is None])
         except RecursionError:
             raise
         except Exception as error:

@@ -265,12 +265,12 @@ class Session:
 
     # -- functions
 
-    def add_function(self, function: Any, owner: Any) -> int:
+    def add_function(self, function: Any, owner: Any, also: Sequence[Any] = ()) -> int:
         """Register a compiled function for distribution; return its key.
 
-        All ranks drop the function after ``owner`` is garbage-collected.
+        All ranks drop the function after ``owner`` is garbage-collected. They also get the shared variables ``also``.
         """
-        return self._functions.add(function, owner)
+        return self._functions.add(function, owner, also)
 
     def distribute(self, keys: Sequence[int] | None = None, variable: Any = None) -> None:
         """Replicate functions that are not yet on every rank: all, those with these keys, or those using a variable.

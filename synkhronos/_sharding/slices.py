@@ -12,14 +12,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from synkhronos._backends import T, ancestors, constant_value, equal_computations, io_toposort, is_random_state, ops
-from synkhronos._costs import most_rows_by_slices
+from synkhronos._backends import (
+    T,
+    ancestors,
+    constant_value,
+    engine,
+    equal_computations,
+    io_toposort,
+    is_random_state,
+    ops,
+)
+from synkhronos._costs import Product, most_rows_by_slices
 from synkhronos._graph import Graph, get_array, is_large, is_shared_variable
 from synkhronos._graph.ops import Collective
 from synkhronos._sharding.work import Needs
 
 #: Size of a variable from which on it is updated by slices: for less, the work in Python takes longer.
 LEAST_BYTES = 1024 * 1024
+
+
+FLOATS = ("float32", "float64")  # dtypes of products that BLAS computes
 
 
 class Leaf(NamedTuple):
@@ -125,6 +137,7 @@ class Slices:
         self.values = list(dict.fromkeys([leaf.variable for leaf in leaves if leaf.kind == "value"]))
         of_groups = [(leaf, one.variables[0]) for one in self.groups for leaf in one.leaves]
         self.summed = {leaf.total: var for leaf, var in of_groups if leaf.total is not None}
+        self._n_before = len(outputs) + len(others)
         returned = [*outputs, *(new for _, new in others), *self.returned]
         self.graph = graph.part(returned, drawn)
         leaves_of_all = {*ancestors([*returned, *(new for _, new in drawn)])}
@@ -137,23 +150,41 @@ class Slices:
         return [self.graph, *of_groups, *of_products]
 
     def needs(self, needs: Needs, n_ranks: int) -> Needs:
-        """Return what a rank needs if updates are computed by slices, from what it needs if they are not."""
-        products, copied, sliced = list(needs.work.products), 0.0, 0.0
-        for total in self.summed:
-            if total.owner.inputs[0] in self.products:
-                m, n = get_array(self.summed[total]).shape
-                one = next((one for one in products if one.times == 1 and {one.m, one.n} == {m, n}), None)
-                if one is not None and one.k * n_ranks <= most_rows_by_slices(m, n):
-                    products.remove(one)
-                    products.append(one._replace(m=-(-m // n_ranks), n=n, k=one.k * n_ranks))
-                    copied += one.k * (m + n * n_ranks) * np.dtype(total.dtype).itemsize
+        """Return what a rank needs with the updates, from what it needs for the function of ``graph``.
+
+        With one rank, return what the controller needs alone.
+        """
+        products, passes, summed = list(needs.work.products), [], 0.0
+        for total, var in self.summed.items():
+            product = self.products.get(total.owner.inputs[0])
+            if product is not None:
+                m, n = get_array(var).shape
+                n_rows = needs.lengths[self._n_before + self.returned.index(product.left)]
+                if n_rows is None:
+                    return needs._replace(work=needs.work._replace(unknown=(*needs.work.unknown, "Dot")))
+                if n_ranks > 1 and n_rows * n_ranks <= most_rows_by_slices(m, n):
+                    products.append(Product(-(-m // n_ranks), n, n_rows * n_ranks, total.dtype))
+                    passes.append(2 * n_rows * (m + n * n_ranks) * float(np.dtype(total.dtype).itemsize))  # a copy
                     continue
-            sliced += self._n_bytes_of(total)
-        reduced = sum(map(self._n_bytes_of, self.summed))
-        exchange = needs.exchange._replace(
-            reduced=max(0.0, needs.exchange.reduced - reduced), sliced=sliced, copied=copied
+                products.append(Product(m, n, n_rows, total.dtype))
+            summed += self._n_bytes_of(total)
+        if n_ranks > 1 and summed:
+            passes.append(summed * (n_ranks - 1) / n_ranks)  # a range of each other rank's arrays
+        updates = [self._n_bytes_of_update(one) / n_ranks for one in self.groups]
+        by_threads = engine == "theano" and n_ranks == 1
+        n_nodes = needs.work.n_nodes + len(self.groups) + len(self.products)
+        work = needs.work._replace(
+            products=tuple(products),
+            passes=(*needs.work.passes, *passes, *(() if by_threads else updates)),
+            divided=(*needs.work.divided, *(updates if by_threads else ())),
+            n_nodes=n_nodes,
         )
-        return needs._replace(work=needs.work._replace(products=tuple(products)), exchange=exchange)
+        return needs._replace(work=work)
+
+    def _n_bytes_of_update(self, group: Group) -> float:
+        """Return the bytes that an update reads and writes."""
+        arrays = [*group.variables, *(leaf.variable for leaf in group.leaves if leaf.kind != "scalar")]
+        return float(get_array(group.variables[0]).size * sum(np.dtype(one.dtype).itemsize for one in arrays))
 
     def described(self, total: Any) -> tuple[str, int]:
         """Return how one of the sums in ``summed`` is computed, and its bytes."""
@@ -239,7 +270,7 @@ class _Flat:
 def _is_product(one: Any) -> bool:
     """Return whether a variable is the product of two matrices of its dtype."""
     node = one.owner
-    if node is None or type(node.op) is not ops.Dot or any(one.broadcastable):
+    if node is None or type(node.op) is not ops.Dot or any(one.broadcastable) or one.dtype not in FLOATS:
         return False
     return all(each.ndim == 2 and each.dtype == one.dtype for each in node.inputs)
 

@@ -58,11 +58,14 @@ class Needs(NamedTuple):
         Between the ranks, without inputs.
     n_bytes : float
         Bytes of all values that the call computes, on one rank.
+    lengths : tuple of int or None
+        Length of each output and new value along its first axis; ``None`` if it has none, or it is not known.
     """
 
     work: Work
     exchange: Exchange
     n_bytes: float
+    lengths: tuple[int | None, ...] = ()
 
 
 class WorkReader:
@@ -128,7 +131,8 @@ class WorkReader:
             except Unknown:
                 unknown[name] = None
         work = Work(tuple(products), tuple(passes), tuple(divided), special, len(self._nodes), tuple(unknown))
-        return Needs(work, Exchange(0.0, n_meetings, reduced, gathered), n_bytes)
+        firsts = tuple([_length(one, known) for one in self._fgraph.outputs])
+        return Needs(work, Exchange(0.0, n_meetings, reduced, gathered), n_bytes, firsts)
 
 
 class _Shapes:
@@ -198,6 +202,13 @@ def _size(shape: _Shape) -> int:
 
 def _n_bytes(var: Any, known: _Shapes) -> int:
     return _size(known.of(var)) * np.dtype(var.dtype).itemsize if hasattr(var, "dtype") else 0
+
+
+def _length(var: Any, known: _Shapes) -> int | None:
+    try:
+        return (known.of(var) or (None,))[0]
+    except Unknown:
+        return None
 
 
 def _n_special(node: Any) -> int:

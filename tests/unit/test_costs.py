@@ -85,8 +85,6 @@ def test_seconds_of_the_plans():
     expected = 1000.0 + together + 3 * 100.0 + 6.0 + 5.0 + 12.0
     assert seconds_by_rows(work, exchange, machine(together=3.0), 2) == pytest.approx(expected)
     assert seconds_by_rows(Work(), Exchange(), machine(), 2) == 1000.0
-    in_slices = seconds_by_rows(Work(divided=(2000.0,)), Exchange(sliced=200.0, copied=50.0), machine(), 2)
-    assert in_slices == pytest.approx(1000.0 + 4.0 + 2.0 + 2.0)
 
 
 @pytest.mark.parametrize(("m", "n", "rows"), [(300, 300, 50), (9216, 1024, 307), (1, 10**6, 0)])
