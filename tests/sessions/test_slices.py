@@ -255,15 +255,15 @@ def test_gradients_as_products_in_slices_and_as_sums(session, n_rows, monkeypatc
     assert kinds.count("product in slices (up to 10 rows)") == (3 if session > 1 else 0)
 
 
-def test_a_random_tree_of_operations(session):
+@pytest.mark.parametrize("n_ranks", [2, 5])
+def test_a_random_tree_of_operations(synchronize, n_ranks):
     """Leaves are old values, gradients, numbers, rows, and results that the graph computes in full."""
-    choose = random.Random(7)
-    for _ in range(8):
-        seed = choose.random()
+    synchronize(n_ranks)
+    for seed in range(4):
         _, _, expected = run(lambda seed=seed: tree(random.Random(seed)), theano.function, 2)
         _, variables, found = run(lambda seed=seed: tree(random.Random(seed)), by_rows, 2)
         close(found, expected, 1e-9, 1e-9)
-        check_replicas(variables, session)
+        check_replicas(variables, n_ranks)
 
 
 def tree(choose):
