@@ -92,7 +92,7 @@ class ExactFunction(Function):
         self._user, self._plan, self._options, self._measure, self._again = user, plan, options, measure, again
         self._whole = whole
         self._serial = Serial(user, Results(user.outputs, [EXACT] * n_outputs, [False] * n_outputs, False, title))
-        slices = slices_of(session, divided)
+        self._slices = slices = slices_of(session, divided)
         has_any = compiled_has_collectives(self._theano) or (slices is not None and bool(slices.summed))
         self._collectives = ExactGraphCollectives(divided, has_any, results)
         self._checks = ExactChecks(divided, results, named, named_updates=[])
@@ -123,9 +123,10 @@ class ExactFunction(Function):
         ``plans``.
         """
         session = None if self._session is None else self._session()
-        slices = None if session is None else slices_of(session, self._graph)
+        slices = self._slices if session is None else slices_of(session, self._graph)
         compiled = (self._graph if slices is None else slices.graph).compile(self._plain)
-        return self._graph.partition(compiled, self._planner.chooser.predictions(), slices)
+        is_on_one_node = session is None or session.is_on_one_node
+        return self._graph.partition(compiled, self._planner.chooser.predictions(), slices, is_on_one_node)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute on all ranks; see `Function.__call__`.
@@ -188,7 +189,7 @@ class ExactFunction(Function):
 
         return run
 
-    def _first(self, session: Session) -> Graph:
+    def _first_graph(self, session: Session) -> Graph:
         slices = slices_of(session, self._graph)
         return self._graph if slices is None else slices.graph
 
@@ -206,11 +207,11 @@ class ExactFunction(Function):
     def join(self, session: Session) -> bool:
         """Register the function with a session; see `Function.join`."""
         is_new = self._session is None or self._session() is not session
+        if is_new and self._alone is not None:
+            self._alone.ready.clear()
         can = super().join(session)
         if can and is_new:
             self._forget_plans()
-            if self._alone is not None:
-                self._alone.ready.clear()
         return can
 
     def _forget_plans(self) -> None:

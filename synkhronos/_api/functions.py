@@ -102,7 +102,8 @@ class Function:
         self._compares = environment_asks() and not graph.is_random
         self._single = single
         self._plain = Variant(device=session.on_gpu)
-        self._theano = self._first(session).compile(self._plain)
+        self._first = self._first_graph(session)
+        self._theano = self._first.compile(self._plain)
         self._collectives = GraphCollectives(graph, compiled_has_collectives(self._theano), results)
         self._planner = Planner(graph, results, self._collectives, update_modes, session.on_gpu)
         self._checks = Checks(graph, results, named, named_updates=named_updates)
@@ -114,7 +115,7 @@ class Function:
         functions.add(self)
         self.join(session)
 
-    def _first(self, session: Session) -> _graph.Graph:
+    def _first_graph(self, session: Session) -> _graph.Graph:
         """Return the graph that is compiled when the function is built."""
         return self._graph
 
@@ -425,7 +426,7 @@ class Function:
                 return False
             self._session, self._keys, self._n_changes = weakref.ref(session), {}, _NEVER
             self._plans = KeyedCache(MOST_PLANS)
-            self._key(session, self._plain, self._first(session))
+            self._key(session, self._plain, self._first)
             session.replica_check.note_data(self._graph.sliceable_shareds)
         return True
 

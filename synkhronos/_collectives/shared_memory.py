@@ -39,7 +39,7 @@ class Workspace:
     nccl_signatures : int64 array of shape (2, n_ranks)
         Hashes of the shapes that ranks pass to `NcclTransport`.
     notes : int64 array of shape (n_ranks, NOTES)
-        Notes of each rank on its part of a step; see `Steps`.
+        Notes of each rank on its part of a step, see `Steps`, and of a leader on the places of values.
     """
 
     def __init__(self, n_ranks: int) -> None:

@@ -242,7 +242,7 @@ def most_rows_by_slices(m: int, n: int) -> int:
     of the rows in the other. They have equal sizes at m n / (m + n) rows. A third of this is the measured limit: the
     slices are computed in blocks, which BLAS does less fast.
     """
-    return m * n // (3 * (m + n))
+    return m * n // max(1, 3 * (m + n))
 
 
 class Estimate(NamedTuple):

@@ -373,7 +373,7 @@ class Graph:
         )
 
     def of_slices(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph:
-        """Return a graph of elementwise operations of slices of arrays, which is compiled like this one."""
+        """Return a graph of operations of slices of arrays, which is compiled like this one."""
         mode = mode_for_slices(self._kwargs.get("mode"))
         kwargs = {"mode": mode, "on_unused_input": "ignore"}
         return Graph([], outputs, bcast_inputs=inputs, updates=[], givens=None, sliceable_shareds=(), kwargs=kwargs)

@@ -240,12 +240,13 @@ class Caller:
     ) -> list[Any]:
         """Compute outputs, and then updates that the function does not make itself."""
 
-        def prepared() -> list[Any]:
+        def prepared() -> tuple[list[Any], tuple[int, ...]]:
             outputs = compute()
+            weights = tuple(self._context.weights)  # the function may have divided the rows itself
             self.steps.prepare(step, outputs, n_outputs, weights)
-            return outputs
+            return outputs, weights
 
-        outputs = self._context.execute(weights, prepared)
+        outputs, weights = self._context.execute(weights, prepared)
         if self.steps.lacks_places:
             self._context.execute(weights, lambda: self.steps.reduce(self._context))
         self.steps.carry_out()

@@ -190,7 +190,7 @@ class Share:
 @_command(KEEPS_SHAPES, IGNORES_VALUES)
 @dataclass(frozen=True)
 class Unshare:
-    """Give each worker its own copy of variables whose memory it shares with the controller."""
+    """Give each worker its own copy of variables whose memory it shares with the controller, or its node's leader."""
 
     variables: tuple[int, ...]
 

@@ -1,7 +1,8 @@
 """Updates by slices, which happen completely or not at all: each rank computes new values for its range of elements.
 
 All ranks compute what the updates need, and then meet. From then on the step happens. Each rank computes its range
-piece by piece, and copies the new values of a piece over the old ones, in the controller's memory. In shared memory it
+piece by piece, and copies the new values of a piece over the old ones, in the memory of the controller, or of the
+leader of another node. In shared memory it
 notes where the new values are before it copies them. If a rank ends within the step, the controller does the rest: what
 the new values are computed from is still in the shared heap.
 """
@@ -188,7 +189,8 @@ class Steps:
         left, right = arrays[one.left], arrays[one.right]
         if len(left) != len(right):
             raise ValueError(f"a product of matrices got {len(left)} and {len(right)} rows")
-        own, all_rows = weights[self._rank], sum(weights)
+        all_rows = sum(weights)
+        own = weights[self._rank] or all_rows  # without a weight, nobody reads what this rank has
         shape = left.shape[1], right.shape[1]
         product = self._runner(one.function, None)
         if self._is_spread or len(left) * all_rows > own * most_rows_by_slices(*shape):

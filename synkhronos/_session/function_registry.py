@@ -102,8 +102,11 @@ class FunctionRegistry:
             return
         self.forget_ended()
         if variable is not None:
-            pending = self._pending.items()
-            keys = [key for key, (one, also) in pending if _graph.uses(one, variable) or variable in also]
+            keys = [
+                key
+                for key, (one, also) in self._pending.items()
+                if _graph.uses(one, variable) or any(other.container is variable.container for other in also)
+            ]
         elif keys is None:
             keys = [key for key in self._pending if key not in self._failed]
         failed: Exception | None = None

@@ -53,7 +53,8 @@ class StaleReplicas:
     replica : Replica
         The controller's replica.
     sizes : tuple of int
-        Number of ranks on each node. The leader of each other node has a copy, which its workers view.
+        Number of ranks on each node, the controller's first. The leader of each other node has a copy, which its
+        workers view. A node with one rank has no memory for that, so nothing is shared then.
 
     Attributes
     ----------
@@ -71,10 +72,10 @@ class StaleReplicas:
         self.keys: set[int] = set()
         self.shared: set[int] = set()
         self.lead: float | None = None
-        self._table, self._heap, self._n_ranks = replica.variables, replica.heap, replica.n_ranks
+        self._table, self._heap, self._n_ranks = replica.variables, replica.heap, sizes[0]
         self._placed: dict[int, np.ndarray] = {}  # by the id of a container, while variables are loaded
         self._is_on_one_node = len(sizes) == 1
-        self.shares = max(sizes) > 1 and replica.heap.base is not None
+        self.shares = min(sizes) > 1 and replica.heap.base is not None
 
     def updates_of(self, variables: Sequence[Any]) -> Updates:
         """Return the records of variables, for `begin` and `end`."""
@@ -210,8 +211,9 @@ class StaleReplicas:
             self.keys.update(variables)
             for key, var in variables.items():
                 sync = _graph.sync_of(var.container)
-                viewed[key] = sync.stale = sync.viewed
-                sync.viewed = None
+                if sync.viewed is not None:
+                    viewed[key] = sync.stale = sync.viewed
+                    sync.viewed = None
         return viewed
 
     def unshare(self, keys: Set[int], issue: Callable[[Command], Any]) -> None:

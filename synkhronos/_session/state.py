@@ -46,6 +46,9 @@ from synkhronos.errors import SessionError
 segments = SegmentTable()
 
 
+_MOST_ATTEMPTS = 10  # to give the workers a value that does not change meanwhile
+
+
 class Session:
     """All ranks of a session and their state, as the controller sees them.
 
@@ -159,7 +162,8 @@ class Session:
         """Have every rank execute a call, of which only the controller sets some variables."""
         variables = self.replica.variables
         sliced = [key for one in step.sliced for key in one.variables]
-        if not self.view(sliced):  # changed within the call, by a signal handler
+        # another thread, or a signal handler, may set a variable while the workers get its value
+        if not any(self.view(sliced) for _ in range(_MOST_ATTEMPTS)):
             raise SessionError(f"{variables[sliced[0]]} was changed while a call that updates it began; call it again")
         adopted = self.stale.updates_of([variables[key] for key in step.adopted])
         self.stale.begin(adopted)

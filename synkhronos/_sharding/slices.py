@@ -31,7 +31,7 @@ from synkhronos._sharding.work import Needs
 LEAST_BYTES = 1024 * 1024
 
 
-FLOATS = ("float32", "float64")  # dtypes of products that BLAS computes
+_FLOATS = ("float32", "float64")  # dtypes of products that BLAS computes
 
 
 class Leaf(NamedTuple):
@@ -143,12 +143,6 @@ class Slices:
         leaves_of_all = {*ancestors([*returned, *(new for _, new in drawn)])}
         self.graph.sliceable_shareds = [var for var in self.graph.sliceable_shareds if var in leaves_of_all]
 
-    @property
-    def functions(self) -> list[Graph]:
-        """The sharded graph, and the small ones."""
-        of_groups, of_products = [one.function for one in self.groups], [one.function for one in self.products.values()]
-        return [self.graph, *of_groups, *of_products]
-
     def needs(self, needs: Needs, n_ranks: int) -> Needs:
         """Return what a rank needs with the updates, from what it needs for the function of ``graph``.
 
@@ -167,7 +161,7 @@ class Slices:
                     passes.append(2 * n_rows * (m + n * n_ranks) * float(np.dtype(total.dtype).itemsize))  # a copy
                     continue
                 products.append(Product(m, n, n_rows, total.dtype))
-            summed += self._n_bytes_of(total)
+            summed += self.n_bytes_of(total)
         if n_ranks > 1 and summed:
             passes.append(summed * (n_ranks - 1) / n_ranks)  # a range of each other rank's arrays
         updates = [self._n_bytes_of_update(one) / n_ranks for one in self.groups]
@@ -186,14 +180,14 @@ class Slices:
         arrays = [*group.variables, *(leaf.variable for leaf in group.leaves if leaf.kind != "scalar")]
         return float(get_array(group.variables[0]).size * sum(np.dtype(one.dtype).itemsize for one in arrays))
 
-    def described(self, total: Any) -> tuple[str, int]:
-        """Return how one of the sums in ``summed`` is computed, and its bytes."""
+    def kind_of(self, total: Any) -> str:
+        """Return how one of the sums in ``summed`` is computed."""
         if total.owner.inputs[0] not in self.products:
-            return "sum in slices", self._n_bytes_of(total)
-        most = most_rows_by_slices(*get_array(self.summed[total]).shape)
-        return f"product in slices (up to {most} rows)", self._n_bytes_of(total)
+            return "sum in slices"
+        return f"product in slices (up to {most_rows_by_slices(*get_array(self.summed[total]).shape)} rows)"
 
-    def _n_bytes_of(self, total: Any) -> int:
+    def n_bytes_of(self, total: Any) -> int:
+        """Return the bytes of one of the sums in ``summed``."""
         return int(get_array(self.summed[total]).size) * np.dtype(total.dtype).itemsize
 
 
@@ -270,7 +264,7 @@ class _Flat:
 def _is_product(one: Any) -> bool:
     """Return whether a variable is the product of two matrices of its dtype."""
     node = one.owner
-    if node is None or type(node.op) is not ops.Dot or any(one.broadcastable) or one.dtype not in FLOATS:
+    if node is None or type(node.op) is not ops.Dot or any(one.broadcastable) or one.dtype not in _FLOATS:
         return False
     return all(each.ndim == 2 and each.dtype == one.dtype for each in node.inputs)
 
@@ -285,7 +279,7 @@ def _products(graph: Graph, found: Sequence[Any]) -> dict[Any, ProductOfRows]:
             inputs = [T.matrix(dtype=one.dtype) for _ in range(2)]
             functions[one.dtype] = graph.of_slices(inputs, [T.dot(inputs[0].T, inputs[1])])
         turned = left.owner
-        is_turned = turned is not None and type(turned.op) is ops.DimShuffle and turned.inputs[0].ndim == 2
+        is_turned = turned is not None and type(turned.op) is ops.DimShuffle and tuple(turned.op.new_order) == (1, 0)
         products[one] = ProductOfRows(turned.inputs[0] if is_turned else left.T, right, functions[one.dtype])
     return products
 

@@ -18,9 +18,10 @@ PRELUDE = f"""
 """
 
 
-def run(hosts, source, ranks=1):
-    """Run a program on both hosts, and return the lines that it printed."""
-    job = hosts.start(sys.executable, "-c", textwrap.dedent(PRELUDE) + textwrap.dedent(source), RANKS=str(ranks))
+def run(hosts, source, ranks=1, before=""):
+    """Run a program on both hosts, with some lines before the fork, and return the lines that it printed."""
+    begin = textwrap.dedent(PRELUDE).replace("n = synk.fork", textwrap.dedent(before) + "n = synk.fork")
+    job = hosts.start(sys.executable, "-c", begin + textwrap.dedent(source), RANKS=str(ranks))
     out, err = job.communicate(timeout=280)
     assert job.returncode == 0, out + err
     assert_nothing_left(hosts)
@@ -156,16 +157,7 @@ def test_large_variables_are_updated_by_slices(hosts, ranks):
     lines = run(
         hosts,
         """
-        from synkhronos._sharding import slices
-        from synkhronos._session import current
-        from synkhronos._rank import steps
-        slices.LEAST_BYTES = 1
         side = 80
-        own_update = steps.Steps._update
-        def checked_update(this, one, *arguments):
-            assert this._leads or not any(this._value(key).flags.writeable for key in one.variables), "a copy"
-            return own_update(this, one, *arguments)
-        steps.Steps._update = checked_update
         X = np.random.RandomState(0).randn(31, side)
         x = T.dmatrix("x")
         def build(compile, **kwargs):
@@ -192,7 +184,7 @@ def test_large_variables_are_updated_by_slices(hosts, ranks):
             check()
         shared = current("test").stale.shared
         assert shared.issuperset(current("test").keys(ours[:3]))
-        print(len(step.partition.updates))
+        print(len(step.partition.updates), {one.collective for one in step.partition})
         plain(), plain_too()
         synk.broadcast(ours[0])
         step(X), expected(X)
@@ -213,5 +205,45 @@ def test_large_variables_are_updated_by_slices(hosts, ranks):
         check()
         """,
         ranks,
+        """
+        from synkhronos._rank import steps
+        from synkhronos._session import current
+        from synkhronos._sharding import slices
+        slices.LEAST_BYTES = 1
+        own_update = steps.Steps._update
+        def checked_update(this, one, *arguments):
+            assert this._leads or not any(this._value(key).flags.writeable for key in one.variables), "a copy"
+            return own_update(this, one, *arguments)
+        steps.Steps._update = checked_update
+        """,
     )
-    assert lines == ["3", "False"]
+    assert lines == ["3 {'all-reduce (sum)'}", "False"]
+
+
+def test_a_node_without_memory_for_values_of_others(hosts):
+    """Each rank then has copies, and all ranks compute all updates."""
+    lines = run(
+        hosts,
+        """
+        X, x = np.random.RandomState(0).randn(13, 80), T.dmatrix("x")
+        found = []
+        for build, options in ((theano.function, {}), (synk.function, {"exact": True})):
+            w = theano.shared(np.ones((80, 80)) / 80, "w")
+            loss = T.sqr(x.dot(w)).sum()
+            f = build([x], loss, updates=[(w, w - 0.1 * T.grad(loss, w))], **options)
+            found.append([f(X), f(X[:1]), f(X)])
+        assert np.allclose(*found)
+        for rank in range(n):
+            assert np.array_equal(synk.get_value(rank, w), w.get_value())
+        print(current("test").stale.shares, len(current("test").stale.shared))
+        """,
+        2,
+        """
+        from synkhronos._rank.collective_handlers import CollectiveHandlers
+        from synkhronos._session import current
+        from synkhronos._sharding import slices
+        slices.LEAST_BYTES = 1
+        CollectiveHandlers._places_on_leader = lambda this, variables, places: [None] * len(places)
+        """,
+    )
+    assert lines == ["False 0"]

@@ -574,3 +574,59 @@ def test_streams_stay_equal_after_an_interrupt(synchronize, monkeypatch):
     drawn = function(DATA)
     close(w.get_value(), before + DATA.sum() + drawn.sum(), 1e-9, 1e-9)
     check_replicas([w], 3)
+
+
+@pytest.mark.parametrize("n_rows", [1, 2, 7])
+def test_minibatches_of_a_shared_variable_with_fewer_rows_than_ranks(synchronize, n_rows):
+    """The function divides the rows itself, and gives all of them to each rank if they are few."""
+    synchronize(5)
+    made = []
+    for compile in (theano.function, by_rows):
+        data, w, i = theano.shared(DATA, "data"), square("w"), T.iscalar("i")
+        loss = T.sqr(x.dot(w)).sum()
+        updates = [(w, w - 0.1 * T.grad(loss, w))]
+        inputs = {"inputs": [i]} if compile is theano.function else {"inputs": [], "bcast_inputs": [i]}
+        function = compile(outputs=loss, updates=updates, givens={x: data[i * n_rows : (i + 1) * n_rows]}, **inputs)
+        made.append([function(0), function(1) if n_rows < 7 else function(0), w.get_value()])
+    close(made[1], made[0], 1e-9, 1e-9)
+
+
+def test_a_factor_that_is_not_transposed(synchronize):
+    synchronize(2)
+    made = []
+    for compile in (theano.function, by_rows):
+        w, y = square("w"), T.dmatrix("y")
+        loss = T.sqr(T.dot(x.dimshuffle(0, 1), w)).sum() + T.sqr(w.dot(y.T.dimshuffle(0, 1))).sum()
+        function = compile([x, y], loss, updates=[(w, w - 0.1 * T.grad(loss, w))])
+        made.append([function(DATA, DATA), function(DATA[:4], DATA[:4]), w.get_value()])
+    close(made[1], made[0], 1e-9, 1e-9)
+
+
+def test_products_of_float32(synchronize):
+    synchronize(3)
+    made = []
+    for compile in (theano.function, by_rows):
+        z, w = T.fmatrix("z"), theano.shared(square("w").get_value().astype("float32"), "w")
+        loss = T.sqr(z.dot(w)).sum()
+        function = compile([z], loss, updates=[(w, w - np.float32(0.1) * T.grad(loss, w))])
+        made.append([function(DATA[:n].astype("float32")) for n in (4, 13)] + [w.get_value()])
+    close(made[1], made[0], 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("sizes", [((1, 0), (3, 0), (2, 1)), ((3, 1), (1, 0), (5, 2))])
+def test_a_function_in_sessions_of_other_sizes(no_session, sizes):
+    """It is built in the first session; the controller's rank is not 0 in some."""
+    serial, updates, _ = adam()
+    expected = theano.function([x], [], updates=updates)
+    variables, updates, _ = adam()
+    function = None
+    for n_ranks, master_rank in sizes:
+        synk.fork(n_ranks, master_rank=master_rank)
+        function = function or by_rows([x], [], updates=updates)
+        for n_rows in (13, 4):
+            function(DATA[:n_rows])
+            expected(DATA[:n_rows])
+            close([var.get_value() for var in variables], [var.get_value() for var in serial], 1e-9, 1e-9)
+            for rank in range(n_ranks):
+                np.testing.assert_array_equal(synk.get_value(rank, variables[0]), variables[0].get_value())
+        synk.close()
