@@ -41,7 +41,7 @@ def main():
     with parallel(model):
         together = model.logp_dlogp_function(ravel_inputs=True)
         start = time.perf_counter()
-        options = {"tune": arguments.draws, "chains": 1, "cores": 1, "random_seed": 2, "progressbar": False}
+        options = {"tune": arguments.draws, "chains": 1, "random_seed": 2, "progressbar": False}
         drawn = pm.sample(arguments.draws, nuts_sampler="pymc", **options)
         seconds = time.perf_counter() - start
     print(together._pytensor_function.partition)

@@ -302,12 +302,30 @@ def test_map_and_advi(synchronize):
     np.testing.assert_allclose(found[1][1].mean.eval(), found[0][1].mean.eval(), rtol=1e-8)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_several_chains_at_a_time_are_refused(synchronize, method):
+@pytest.mark.parametrize(
+    ("options", "n_chains"),
+    [({}, 4), ({"chains": 2}, 2), ({"cores": 3}, 3), ({"chains": 3, "cores": 2, "mp_ctx": "forkserver"}, 3)],
+)
+def test_chains_follow_each_other(synchronize, monkeypatch, options, n_chains):
+    """With any ``chains`` and ``cores``, `pm.sample` makes the draws that PyMC makes, on a machine with many cores."""
     synchronize(2)
-    options = {**QUIET, "draws": 2, "tune": 2, "nuts_sampler": "pymc", "chains": 2, "cores": 2, "mp_ctx": method}
-    with parallel(model_of(logistic)), pytest.raises(Exception, match="cores=1"):
-        pm.sample(**options)
+    monkeypatch.setattr("pymc.sampling.mcmc._cpu_count", lambda: 8)
+    quiet = {**QUIET, "draws": 3, "tune": 3, "nuts_sampler": "pymc", "random_seed": 5}
+    model = model_of(logistic)
+    with model:
+        expected = pm.sample(**{**quiet, "chains": n_chains})
+    del quiet["chains"], quiet["cores"]
+    with parallel(model):
+        drawn = pm.sample(**quiet, **options)
+    assert drawn.posterior["b"].shape[:2] == (n_chains, 3)
+    np.testing.assert_allclose(drawn.posterior["b"], expected.posterior["b"], rtol=1e-6)
+
+
+def test_chains_of_smc_follow_each_other(synchronize):
+    synchronize(2)
+    with parallel(model_of(logistic)):
+        drawn = pm.sample_smc(20, chains=2, cores=2, random_seed=5, progressbar=False, compute_convergence_checks=False)
+    assert drawn.posterior["b"].shape[:2] == (2, 20)
 
 
 def test_models_that_cannot_be_divided(synchronize, no_session):
@@ -348,11 +366,12 @@ NUTPIE = """
         drawn = pm.sample(draws=100, tune=100, nuts_sampler="nutpie", **quiet)
         assert drawn.posterior["b"].shape == (1, 100, 3) and drawn.sample_stats["diverging"].sum() == 0
         assert abs(drawn.posterior["b"].mean() - 1) < 0.1, drawn.posterior["b"].mean()
-        try:
-            pm.sample(draws=10, tune=10, nuts_sampler="nutpie", **{**quiet, "chains": 2, "cores": 2})
-        except ValueError as error:
-            assert "cores=1" in str(error)
-            print("refused")
+        drawn = pm.sample(draws=10, tune=10, nuts_sampler="nutpie", **{**quiet, "chains": 3, "cores": 2})
+        assert drawn.posterior["b"].shape == (3, 10, 3)
+        compiled = nutpie.compile_pymc_model(model)
+        drawn = nutpie.sample(compiled, draws=10, tune=10, chains=2, cores=2, progress_bar=False)
+        assert drawn.posterior["b"].shape == (2, 10, 3)
+        print("chains in turn")
 
     def sample_until(end):
         call = building.ModelFunction.__call__
@@ -392,4 +411,12 @@ def test_nutpie_raises_the_error_of_a_failed_call(tmp_path):
     pytest.importorskip("nutpie")
     environment = {**os.environ, "PYTHONPATH": python_path()}
     out, _ = run_script(NUTPIE, str(tmp_path), fresh=True, timeout=850 if NUMBA else 150, environment=environment)
-    assert out.split() == ["refused", "ZeroDivisionError", "WorkerError", "KeyboardInterrupt", "WorkerDied"]
+    assert out.split() == [
+        "chains",
+        "in",
+        "turn",
+        "ZeroDivisionError",
+        "WorkerError",
+        "KeyboardInterrupt",
+        "WorkerDied",
+    ]

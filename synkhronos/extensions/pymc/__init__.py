@@ -8,6 +8,7 @@ as they call functions of PyTensor.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,9 @@ from synkhronos.extensions.pymc.rows import ModelData
 
 __all__ = ["parallel"]
 
+#: Modules of PyMC whose samplers divide chains among processes.
+_SAMPLERS = ("pymc.sampling.mcmc", "pymc.smc.sampling")
+
 
 @contextlib.contextmanager
 def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
@@ -28,6 +32,9 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     observed values, `pm.Data`, and constants of 65 numbers or more. Its results equal those of PyMC's own functions, up
     to rounding. Data are sent to the ranks once, and again after ``set_data``. Functions that only draw random numbers
     are PyMC's own, and run on the controller. The block is also a context of the model, like ``with model:``.
+
+    All ranks evaluate the model for one chain at a time, so chains follow each other, whatever ``cores`` is. The
+    default number of chains is PyMC's.
 
     Parameters
     ----------
@@ -62,14 +69,34 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     ::
 
         with synkhronos.extensions.pymc.parallel(model):
-            pm.sample(cores=1, chains=1)
+            pm.sample()
     """
     synkhronos.distribute()  # raises if there is no session
     builder = Builder(ModelData(model, rows))
     with contextlib.ExitStack() as ending:
         ending.callback(_backends.divert(builder))
+        ending.enter_context(_chains_in_turn())
         if importlib.util.find_spec("nutpie") is not None:
             from synkhronos.extensions.pymc.nutpie import diverted
 
             ending.enter_context(diverted())
         yield ending.enter_context(model)
+
+
+@contextlib.contextmanager
+def _chains_in_turn() -> Iterator[None]:
+    """Have PyMC's samplers sample one chain after the other in a ``with`` block, in this process."""
+    modules: list[Any] = [importlib.import_module(name) for name in _SAMPLERS]
+    plain = modules[0].setup_cores_blas_cores
+
+    def setup(blas_cores: Any, chains: int, cores: int, *others: Any, **named: Any) -> tuple[Any, int, Any]:
+        _, _, n_threads = plain(blas_cores, chains, cores, *others, **named)
+        return contextlib.nullcontext, 1, n_threads  # the ranks limit the threads of BLAS themselves
+
+    for module in modules:
+        module.setup_cores_blas_cores = setup
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.setup_cores_blas_cores = plain

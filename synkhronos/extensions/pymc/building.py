@@ -12,16 +12,15 @@ import synkhronos
 from synkhronos._backends import TensorType, is_random_state
 from synkhronos.extensions.pymc.rows import ModelData, Scattered
 
-__all__ = ["ONE_CORE", "Builder", "ModelFunction"]
+__all__ = ["Builder", "ModelFunction"]
 
 #: Arguments of `pytensor.function` that are passed in another way, or that exact functions do not use.
 _OWN = ("inputs", "outputs", "updates", "givens", "accept_inplace", "rebuild_strict")
 
-#: Error message if PyMC samples several chains at the same time.
-ONE_CORE = (
-    "under synkhronos.extensions.pymc.parallel all ranks together evaluate the model, so that chains cannot be sampled "
-    "in processes or threads of their own: give pm.sample the argument cores=1, and chains follow each other. Where "
-    "each core has memory and work enough for a chain of its own, chains in parallel, without synkhronos, are faster"
+#: Error message if a function is called, or sent to be called, in another process.
+_OTHER_PROCESS = (
+    "under synkhronos.extensions.pymc.parallel all ranks together evaluate the model, so another process cannot: its "
+    "functions can be called in the program's own process only"
 )
 
 _n_forks = 0  # number of forks between the process that imported this module and this process
@@ -130,7 +129,7 @@ class ModelFunction:
             If this process is not the program's own.
         """
         if self._n_forks != _n_forks:
-            raise synkhronos.SessionError(ONE_CORE)
+            raise synkhronos.SessionError(_OTHER_PROCESS)
         if self._checked:
             for one in self._checked:
                 one.send()
@@ -185,4 +184,4 @@ class ModelFunction:
         return getattr(self.exact, name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise synkhronos.SessionError(ONE_CORE)
+        raise synkhronos.SessionError(_OTHER_PROCESS)

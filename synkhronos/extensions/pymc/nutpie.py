@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos.extensions.pymc.building import ONE_CORE
-
 __all__ = ["diverted"]
 
 
@@ -193,9 +191,7 @@ def _watched(model: Any, failures: Failures) -> Any:
 
     class Watched(type(model)):  # type: ignore[misc]
         def _make_sampler(self, settings: Any, init_mean: Any, cores: int, *others: Any) -> Any:
-            if min(cores, settings.as_dict()["settings"]["num_chains"]) > 1:
-                raise ValueError(ONE_CORE)
-            return Sampler(super()._make_sampler(settings, init_mean, cores, *others), failures)
+            return Sampler(super()._make_sampler(settings, init_mean, 1, *others), failures)  # one chain at a time
 
     fields = {one.name: getattr(model, one.name) for one in dataclasses.fields(model)}
     return Watched(**fields)
