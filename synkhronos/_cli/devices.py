@@ -34,7 +34,7 @@ class Engine:
     title : str
         Its name in messages.
     packages : tuple
-        Packages that programs need, each as (name, module, requirement for pip).
+        Packages that programs need or can use, each as (name, module, requirement for pip).
     inquiry : str
         Source code of the program that reports the backend's compiler and BLAS.
     separator : str
@@ -58,6 +58,16 @@ class Engine:
 #: Packages that Synkhronos itself imports.
 _COMMON = (("posix_ipc", "posix_ipc", "posix_ipc>=1.1"), ("threadpoolctl", "threadpoolctl", "threadpoolctl>=3.5"))
 
+#: What optional packages are for, by module: the note if they are installed, and if they are missing.
+OPTIONAL_PACKAGES = {
+    "lasagne": ("", "the MNIST demos build their networks with it"),
+    "pymc": ("", "synkhronos.extensions.pymc divides its models"),
+    "nutpie": (
+        "the sampler of pm.sample(), unless its arguments need PyMC's own NUTS, or PyTensor's linker is not numba",
+        "pm.sample() uses PyMC's own NUTS without it",
+    ),
+}
+
 ENGINES = {
     "theano": Engine(
         "theano",
@@ -67,7 +77,7 @@ ENGINES = {
             ("SciPy", "scipy", "scipy>=1.7,<1.11"),
             ("Theano", "theano", "Theano==1.0.5"),
             *_COMMON,
-            ("Lasagne", "lasagne", "Lasagne==0.1"),  # optional
+            ("Lasagne", "lasagne", "Lasagne==0.1"),
         ),
         THEANO,
         ".",
@@ -82,6 +92,8 @@ ENGINES = {
             ("PyTensor", "pytensor", "pytensor>=3.3.6,<3.4"),
             ("numba", "numba", "numba>=0.58"),
             *_COMMON,
+            ("PyMC", "pymc", "pymc>=6.4,<6.5"),
+            ("nutpie", "nutpie", "nutpie>=0.16.11,<0.17"),
         ),
         PYTENSOR,
         "__",

@@ -16,6 +16,7 @@ from importlib import metadata
 
 from synkhronos._cli import report as remedies
 from synkhronos._cli.devices import (
+    OPTIONAL_PACKAGES,
     Engine,
     blas_parts,
     cuda_gpus,
@@ -116,12 +117,12 @@ def _packages(search_path: Sequence[str], answer: Answer, engine: Engine) -> lis
             version = metadata.version(module)
         except metadata.PackageNotFoundError:
             version = ""
-        state, note, remedy = OK, "", remedies.pip(requirement)
+        notes = OPTIONAL_PACKAGES.get(module)
+        state, note, remedy = OK, notes[0] if notes else "", remedies.pip(requirement)
         if not path:
-            optional = module == "lasagne"
-            state, note = (OPTIONAL, "the MNIST demos build their networks with it") if optional else (MISSING, "")
+            state, note = (OPTIONAL, notes[1]) if notes else (MISSING, "")
         elif version and not _satisfies(version, requirement):
-            state, note = UNUSABLE, f"{requirement} is needed"
+            state, note = OPTIONAL if notes else UNUSABLE, f"{requirement} is needed"
         elif module == engine.module and answer.error:
             state, note, remedy = UNUSABLE, answer.error, ""
         parts.append(Part("cpu", name, state, version, path, note, remedy))

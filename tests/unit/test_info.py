@@ -14,7 +14,7 @@ from scripts import ROOT, launch
 
 from synkhronos import _backends
 from synkhronos._cli import report as remedies
-from synkhronos._cli.devices import ENGINES
+from synkhronos._cli.devices import ENGINES, OPTIONAL_PACKAGES
 from synkhronos._cli.info import examine
 
 BACKEND = ENGINES[_backends.engine]
@@ -83,7 +83,7 @@ class TestInfo:
         assert parts["C++ compiler"].state == ("missing" if BACKEND.module == "theano" else "optional")  # or numba
         assert parts["C++ compiler"].remedy.endswith("apt-get install g++")
         for name, module, requirement in BACKEND.packages:
-            assert parts[name].state == ("optional" if module == "lasagne" else "missing")
+            assert parts[name].state == ("optional" if module in OPTIONAL_PACKAGES else "missing")
             assert parts[name].remedy == remedies.pip(requirement)
         text = report.as_text()
         assert "CPU cores: not ready" in text
@@ -122,8 +122,11 @@ def test_the_requirements_are_those_of_the_package():
         "pytensor": "; python_version >= '3.12' and python_version < '3.15'",
     }
     for name, backend in ENGINES.items():
-        requirements = {requirement for _, module, requirement in backend.packages if module != "lasagne"}
+        requirements = {requirement for _, module, requirement in backend.packages if module not in OPTIONAL_PACKAGES}
         missing = {one for one in requirements if {one, one + suits[name], one + ALL} & set(declared) == set()}
         assert missing == ({"numpy>=2", "scipy>=1", "numba>=0.58"} if name == "pytensor" else set())  # PyTensor's own
     assert all("python_version < '3.1" in one for one in declared)  # so pip rejects Synkhronos before building any
     assert f'lasagne = ["Lasagne==0.1{suits["theano"]}"]' in text
+    for _, module, requirement in ENGINES["pytensor"].packages[-2:]:
+        assert module in OPTIONAL_PACKAGES
+        assert f"\"{requirement}; python_version >= '3.12'\"" in text
