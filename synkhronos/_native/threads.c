@@ -7,7 +7,8 @@
  *
  * OpenBLAS divides a product with few terms, such as the gradient of a layer's weights for few rows, so that its threads
  * wait for each other most of the time. `gemm` therefore divides the result itself. Each part is a product of its own,
- * which OpenBLAS computes on one thread. */
+ * which OpenBLAS computes on one thread. Where all sides are longer, OpenBLAS is faster, because its threads share the
+ * operands that they rearrange. */
 #define _GNU_SOURCE
 #include "module.h"
 #include "posix.h"
@@ -18,6 +19,7 @@
 enum { MAX_THREADS = 1024, /* more than OpenBLAS can be built for */
        CACHE_LINE = 64, STACK_BYTES = 8 << 20, READS_PER_CLOCK = 64 };
 enum { LEAST_PRODUCT = 1 << 18, /* multiplications of a product that `gemm` divides */
+       SHORT_SIDE = 200,         /* its shortest side is at most this long */
        WIDTH = 16 };             /* rows and columns that OpenBLAS's kernels compute at once */
 enum { SPIN_NS = 1000000, SLEEP_NS = 900000000 }; /* how long a thread without a job spins, and sleeps at a time */
 
@@ -217,7 +219,9 @@ static void gemm(const struct synkhronos_blas *blas, const char *trans_a, const 
     int own = count(), of_blas = own > 1 ? blas->get_num_threads() : 1, most = own < of_blas ? own : of_blas;
     int by_rows = *m / 2 > *n, length = by_rows ? *m : *n;
     int step = most > 1 ? ((length - 1) / most / WIDTH + 1) * WIDTH : length;
-    if (step >= length || (double)*m * *n * *k <= LEAST_PRODUCT || pthread_mutex_trylock(&one_work) != 0) {
+    int side = *m < *n ? *m : *n, shortest = side < *k ? side : *k;
+    int is_divided = step < length && shortest <= SHORT_SIDE && (double)*m * *n * *k > LEAST_PRODUCT;
+    if (!is_divided || pthread_mutex_trylock(&one_work) != 0) {
         blas->gemm(trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
         return;
     }
