@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -122,8 +122,7 @@ class CollectiveHandlers:
 
     def _broadcast(self, command: Broadcast) -> None:
         variables = [self.variables[key] for key in command.variables]
-        controller, n_ranks = self._group.world.master_rank, self._group.world.n_ranks
-        sizes = [[math.prod(shape) * (rank == controller) for rank in range(n_ranks)] for shape in command.shapes]
+        sizes = self._from_controller(command.shapes)
         if self._is_controller:
             sent = [_graph.host_array(var, value=_graph.value_for_others(var)) for var in variables]
             self._at_work += sent
@@ -136,6 +135,11 @@ class CollectiveHandlers:
         for var, array in zip(variables, arrays):
             if array is not _graph.get_array(var):
                 _graph.adopt_array(var, array)
+
+    def _from_controller(self, shapes: Iterable[tuple[int, ...]]) -> list[list[int]]:
+        """Return how many elements each rank contributes to gathered arrays of these shapes: the controller, all."""
+        world = self._group.world
+        return [[math.prod(shape) * (rank == world.master_rank) for rank in range(world.n_ranks)] for shape in shapes]
 
     def _destination(self, var: Any, shape: tuple[int, ...]) -> np.ndarray:
         """Return an array to receive the controller's `host_array`: the variable's own if possible, or a new one."""
@@ -161,10 +165,7 @@ class CollectiveHandlers:
 
     def _to_leaders(self, variables: Sequence[Any], places: Sequence[Place]) -> None:
         """Set variables to the controller's values on the leaders of the other nodes, which allocate new arrays."""
-        world = self._group.world
-        sizes = [
-            [math.prod(place.shape) * (rank == world.master_rank) for rank in range(world.n_ranks)] for place in places
-        ]
+        sizes = self._from_controller(place.shape for place in places)
         empty = [np.empty(0, var.dtype) for var in variables]
         own: Sequence[np.ndarray] = empty
         arrays: Sequence[np.ndarray | None] = [None] * len(empty)

@@ -2,9 +2,8 @@
 
 All ranks compute what the updates need, and then meet. From then on the step happens. Each rank computes its range
 piece by piece, and copies the new values of a piece over the old ones, in the memory of the controller, or of the
-leader of another node. In shared memory it
-notes where the new values are before it copies them. If a rank ends within the step, the controller does the rest: what
-the new values are computed from is still in the shared heap.
+leader of another node. In shared memory it notes where the new values are before it copies them. If a rank ends within
+the step, the controller does the rest: what the new values are computed from is still in the shared heap.
 """
 
 from __future__ import annotations
@@ -48,15 +47,15 @@ class TornUpdate(Exception):
     """An update has changed a part of its variables, which the message names, and cannot be completed."""
 
 
+_Compute = Callable[[list[Any]], list[Any]]
+
+
 class _Update(NamedTuple):
     """A `SlicedUpdate` with its arrays on one rank."""
 
-    compute: Callable[[list[Any]], list[Any]]
+    compute: _Compute
     blocks: list[np.ndarray]  # of the variables, flat
     inputs: list[tuple[str, Any]]  # flat; for a sum over the ranks, its position among those
-
-
-_Compute = Callable[[list[Any]], list[Any]]
 
 
 class _Sum(NamedTuple):
@@ -107,7 +106,7 @@ class Steps:
         heap: native.Heap,
         variables: _graph.VariableTable,
         *,
-        runner: Callable[[int, None], Callable[[list[Any]], list[Any]]],
+        runner: Callable[[int, None], _Compute],
         leader: int,
         is_controller: bool,
         is_spread: bool,

@@ -204,28 +204,28 @@ class StaleReplicas:
         return _graph.sync_of(self._table[key].container).viewed is value
 
     def give_again(self, keys: Set[int]) -> dict[int, Any]:
-        """Record that workers may not view the present values of some variables any more; return these values."""
+        """Record that workers may not view the present values of some variables any more; return the stale values."""
         variables = self._known(keys & self.shared)
-        viewed: dict[int, Any] = {}
+        stale: dict[int, Any] = {}
         with deferred_interrupts():
             self.keys.update(variables)
             for key, var in variables.items():
                 sync = _graph.sync_of(var.container)
-                if sync.viewed is not None:
-                    viewed[key] = sync.stale = sync.viewed
-                    sync.viewed = None
-        return viewed
+                if sync.viewed is not None:  # else it is stale already
+                    sync.stale, sync.viewed = sync.viewed, None
+                stale[key] = sync.stale
+        return stale
 
     def unshare(self, keys: Set[int], issue: Callable[[Command], Any]) -> None:
         """Have the workers copy the values of some variables that they view, by ``issue(command)``."""
         variables = self._known(keys)
         syncs = {key: _graph.sync_of(var.container) for key, var in variables.items()}
-        viewed = self.give_again(keys)  # if a worker fails, some have copies, and all get the values again
+        stale = self.give_again(keys)  # if a worker fails, some have copies, and all get the values again
         if variables:
             issue(Unshare(tuple(variables)))
         with deferred_interrupts():
             self._note(dict.fromkeys(keys), variables)
-            self._end_stale({key for key, sync in syncs.items() if sync.stale is viewed[key]})
+            self._end_stale({key for key, sync in syncs.items() if sync.stale is stale[key]})
 
     def _is_shareable(self, var: Any, value: Any) -> bool:
         return self.shares and _graph.is_large(var, value)

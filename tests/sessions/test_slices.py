@@ -630,3 +630,19 @@ def test_a_function_in_sessions_of_other_sizes(no_session, sizes):
             for rank in range(n_ranks):
                 np.testing.assert_array_equal(synk.get_value(rank, variables[0]), variables[0].get_value())
         synk.close()
+
+
+def test_workers_copy_a_value_that_they_may_not_view_any_more(synchronize):
+    """As after another thread has set a variable while the workers got its value."""
+    synchronize(2)
+    w = square("w")
+    function = by_rows([x], [], updates=[(w, w + x.sum())])
+    function(DATA)
+    session = current("test")
+    keys = set(session.keys([w]))
+    session.stale.give_again(keys)
+    session.stale.unshare(keys, session.issue)
+    assert not session.stale.shared & keys
+    check_replicas([w], 2)
+    function(DATA)
+    check_replicas([w], 2)

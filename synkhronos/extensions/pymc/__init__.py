@@ -8,7 +8,6 @@ as they call functions of PyTensor.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 from collections.abc import Iterator
 from typing import Any
@@ -19,9 +18,6 @@ from synkhronos.extensions.pymc.building import Builder
 from synkhronos.extensions.pymc.rows import ModelData
 
 __all__ = ["parallel"]
-
-#: Modules of PyMC whose samplers divide chains among processes.
-_SAMPLERS = ("pymc.sampling.mcmc", "pymc.smc.sampling")
 
 
 @contextlib.contextmanager
@@ -86,8 +82,11 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
 @contextlib.contextmanager
 def _chains_in_turn() -> Iterator[None]:
     """Have PyMC's samplers sample one chain after the other in a ``with`` block, in this process."""
-    modules: list[Any] = [importlib.import_module(name) for name in _SAMPLERS]
-    plain = modules[0].setup_cores_blas_cores
+    from pymc.sampling import mcmc
+    from pymc.smc import sampling
+
+    modules: list[Any] = [mcmc, sampling]
+    plain = mcmc.setup_cores_blas_cores
 
     def setup(blas_cores: Any, chains: int, cores: int, *others: Any, **named: Any) -> tuple[Any, int, Any]:
         _, _, n_threads = plain(blas_cores, chains, cores, *others, **named)
