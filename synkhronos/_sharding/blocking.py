@@ -1,23 +1,28 @@
 """Cache blocking (``blocked=True``): compute a rank's rows in a loop over blocks that fit into the CPU cache.
 
-An all-reduce sums a value over ranks, so each rank may first sum it over blocks of its own rows. A block is read from
-memory once for all values that are computed from it, and intermediate values stay in the cache.
+An all-reduce combines a value of all ranks, so each rank may first combine it over blocks of its own rows. A block is
+read from memory once for all values that are computed from it, and intermediate values stay in the cache.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from synkhronos._backends import Constant, T, TensorType, accumulated, clone, io_toposort, leaves_of, substituted
+from synkhronos._backends import Constant, T, TensorType, accumulated, clone, io_toposort, known_lengths, leaves_of, substituted
 from synkhronos._graph.ops import Collective, has_collectives_in_loop
 from synkhronos._sharding.lengths import RowCounts
 from synkhronos._sharding.placements import typed
 
-#: Bytes of rows in a block. A core has 1 to 2 MiB of private cache, which the rows share with intermediate values.
+#: Bytes of a block: its rows, and the intermediate values that are needed at once. A core has 1 to 2 MiB of private
+#: cache.
 _BYTES = 1 << 20
+
+#: How the values of two blocks are combined, for the op of an all-reduce.
+_COMBINE = {"sum": T.add, "prod": T.mul, "max": T.maximum, "min": T.minimum}
 
 
 def in_blocks(
@@ -42,29 +47,29 @@ def in_blocks(
     Raises
     ------
     ValueError
-        If rows are combined otherwise than by sums over ranks, if a sharded value depends on such a sum, or if an
-        expression remains sharded.
+        If rows are combined otherwise than by all-reduces with the ops of `_COMBINE`, if a sharded value depends on
+        the result of one, or if an expression remains sharded.
     """
     with_rows = {*scattered, rows.first, rows.local}
     if has_collectives_in_loop(expressions):
         raise ValueError("blocked=True: a loop of the function has collectives; build it without blocked=True")
-    entering: dict[Any, None] = {}
+    entering: dict[Any, str] = {}
     after: set[Any] = set()
     for node in io_toposort([], list(expressions)):
         is_after = any(one in after for one in node.inputs)
         if isinstance(node.op, Collective):
             here = [(x, op) for x, op in zip(node.inputs, node.op.ops) if x in with_rows]
-            if is_after or any(op != "sum" for _, op in here):
+            if is_after or any(op not in _COMBINE or entering.get(x, op) != op for x, op in here):
                 raise ValueError(
-                    f"blocked=True: {node} combines rows otherwise than by a sum; build the function without "
-                    "blocked=True"
+                    f"blocked=True: {node} combines rows otherwise than by one of {', '.join(_COMBINE)}; build the "
+                    "function without blocked=True"
                 )
-            entering.update((x, None) for x, _ in here)
+            entering.update(here)
             after.update(node.outputs)
         elif any(one in with_rows for one in node.inputs):
             if is_after:
                 raise ValueError(
-                    f"blocked=True: {node} needs rows together with a sum over all ranks; build the function without "
+                    f"blocked=True: {node} needs rows together with a value of all ranks; build the function without "
                     "blocked=True"
                 )
             with_rows.update(one for one in node.outputs if one not in common)
@@ -73,17 +78,20 @@ def in_blocks(
     left = [one for one in expressions if one in with_rows]
     if left or not entering:
         raise ValueError(
-            f"blocked=True: {left[0]} is not summed over rows; build the function without blocked=True"
+            f"blocked=True: {left[0]} is not combined over rows; build the function without blocked=True"
             if left
-            else "blocked=True: nothing is summed over rows; build the function without blocked=True"
+            else "blocked=True: nothing is combined over rows; build the function without blocked=True"
         )
-    totals = _accumulated(list(entering), rows, scattered, with_rows)
+    totals = _accumulated(entering, rows, scattered, with_rows)
     replace = {x: typed(total, x) for x, total in zip(entering, totals)}
     return list(clone(list(expressions), replace=replace, share_inputs=True))
 
 
-def _accumulated(entering: list[Any], rows: RowCounts, scattered: Mapping[Any, int], with_rows: set[Any]) -> list[Any]:
-    """Return the sums over blocks of the values that enter all-reduces."""
+def _accumulated(
+    ops: Mapping[Any, str], rows: RowCounts, scattered: Mapping[Any, int], with_rows: set[Any]
+) -> list[Any]:
+    """Return the values that enter all-reduces, combined over blocks by the ops of the all-reduces."""
+    entering = list(ops)
     leaves = leaves_of(entering)
     used = [one for one in leaves if one in scattered]
     outer = [*used, rows.first, rows.local, *_replicated_tensors(entering, with_rows)]
@@ -92,6 +100,7 @@ def _accumulated(entering: list[Any], rows: RowCounts, scattered: Mapping[Any, i
         for one, axis in scattered.items()
         if one in used
     )
+    n_bytes += _intermediate_bytes(entering, with_rows)
     size = T.maximum(T.constant(_BYTES, dtype="int64") // T.maximum(n_bytes, 1), 1)
 
     def block(number: Any, size: Any, inner: Sequence[Any]) -> list[Any]:
@@ -105,11 +114,40 @@ def _accumulated(entering: list[Any], rows: RowCounts, scattered: Mapping[Any, i
 
     def step(number: Any, *arguments: Any) -> list[Any]:
         totals, (size, *inner) = arguments[: len(entering)], arguments[len(entering) :]
-        return [total + value for total, value in zip(totals, block(number, size, inner))]
+        pairs = zip(ops.values(), totals, block(number, size, inner))
+        return [typed(_COMBINE[op](total, value), value) for op, total, value in pairs]
 
-    zeros = [T.zeros_like(one) for one in block(T.constant(0, dtype="int64"), size, outer)]
+    first = block(T.constant(0, dtype="int64"), size, outer)
+    initial = [T.zeros_like(one) + _identity(op, one.dtype) for one, op in zip(first, ops.values())]
     n_blocks = T.maximum((rows.local + size - 1) // size, 1)
-    return accumulated(step, zeros, n_blocks, [size, *outer])
+    return accumulated(step, initial, n_blocks, [size, *outer])
+
+
+def _identity(op: str, dtype: str) -> Any:
+    """Return the number that, combined with another one, gives the other one."""
+    kind = np.dtype(dtype)
+    lowest, highest = (-np.inf, np.inf) if kind.kind == "f" else (np.iinfo(kind).min, np.iinfo(kind).max)
+    return T.constant({"sum": 0, "prod": 1, "max": lowest, "min": highest}[op], dtype=dtype)
+
+
+def _intermediate_bytes(entering: Sequence[Any], with_rows: set[Any]) -> int:
+    """Return the bytes per row of the values that are needed at once, at most, to compute some values.
+
+    Lengths that the types do not state count as 1.
+    """
+    nodes = list(io_toposort([], entering))
+    last_use = {one: i for i, node in enumerate(nodes) for one in node.inputs}
+    present: dict[Any, int] = {}
+    most = 0
+    for i, node in enumerate(nodes):
+        for one in () if getattr(node.op, "view_map", None) else node.outputs:
+            if one in with_rows and isinstance(one.type, TensorType):
+                present[one] = int(np.dtype(one.dtype).itemsize) * math.prod(n or 1 for n in known_lengths(one))
+        most = max(most, sum(present.values()))
+        for one in node.inputs:
+            if last_use[one] == i:
+                present.pop(one, None)
+    return most
 
 
 def _replicated_tensors(entering: Sequence[Any], with_rows: set[Any]) -> list[Any]:

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.builders import OpFromGraph, SymbolicOp
 from pytensor.compile.ops import DeepCopyOp, FromFunctionOp, ViewOp
 from pytensor.conditional.op import IfElse
 from pytensor.gradient import DisconnectedGrad, GradClip, GradScale, UndefinedGrad, ZeroGrad
@@ -39,6 +39,7 @@ from pytensor.tensor.subtensor import (
     Subtensor,
     indices_from_subtensor,
 )
+from pytensor.tensor.symbolic import FusibleSymbolicOp, FusibleSymbolicOpDerivative
 
 from synkhronos._backends import common
 from synkhronos._backends.common import Absent
@@ -94,6 +95,21 @@ def inlined(node: Any) -> list[Any]:
     return inner.bind([one.type.filter_variable(given) for one, given in zip(inner.inputs, node.inputs)])
 
 
+def around(op: Any, inputs: Sequence[Any], inner_inputs: Sequence[Any], inner_outputs: Sequence[Any]) -> list[Any]:
+    """Apply an operation like `op`, of `INLINED_LATE`, to inputs of other types; return its outputs.
+
+    Parameters
+    ----------
+    op : Op
+    inputs : list of variables
+    inner_inputs, inner_outputs : list of variables
+        What the operation computes for inputs of these types.
+    """
+    if not isinstance(op, SymbolicOp):  # that builds its inner graph from the types of its inputs
+        op = type(op)(list(inner_inputs), list(inner_outputs), inline=op.is_inline, on_unused_input="ignore")
+    return list(op(*inputs, return_list=True))
+
+
 def read_loop(node: Any) -> common.Loop:
     """Return the description of a Scan."""
     op, info, steps = node.op, node.op.info, node.op.fgraph.unfreeze()
@@ -131,6 +147,9 @@ def split_axis(node: Any) -> list[Any]:
 
 #: Operations that can be expressed by others, by class. The functions return expressions for an Apply node's outputs.
 EXPRESSED: dict[type, Callable[[Any], Any]] = {JoinDims: joined_axes, SplitDims: split_axis}
+
+#: Operations with inner graphs that the backend itself inlines, after rewrites that recognize the operations.
+INLINED_LATE = (FusibleSymbolicOp, FusibleSymbolicOpDerivative)
 
 #: Operations that draw random numbers. From a state, a size and parameters, they compute a new state and the numbers.
 DRAWS: tuple[type, ...] = tuple(

@@ -80,6 +80,10 @@ EXPRESSED: dict[type, Callable[[Any], Any]] = {
     bn.AbstractBatchNormInference: bn.local_abstract_batch_norm_inference.transform,
 }
 
+#: Operations with inner graphs that the backend itself inlines, after rewrites that recognize the operations.
+INLINED_LATE: tuple[type, ...] = ()
+around = common.skip
+
 #: Operations that draw random numbers. From a state, a size and parameters, they compute a new state and the numbers.
 DRAWS: tuple[type, ...] = (RandomFunction, MrgUniform)
 

@@ -18,7 +18,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
-from synkhronos._backends import NO_TENSORS, Constant, T, TensorType, ancestors, io_toposort, ops, retyped, substituted
+from synkhronos._backends import (
+    NO_TENSORS,
+    Constant,
+    T,
+    TensorType,
+    ancestors,
+    clone,
+    io_toposort,
+    leaves_of,
+    ops,
+    retyped,
+    substituted,
+)
+from synkhronos._graph.ops import has_collectives
 from synkhronos._sharding.placements import (
     Length,
     Partial,
@@ -370,7 +383,19 @@ def inner_graph(propagation: Propagation, node: Any) -> Sequence[Placed]:
 
     The operation must compute exactly this graph. Gradients of the operation are already part of the user's graph.
     """
-    return _propagated(propagation, ops.inlined(node))
+    results = _propagated(propagation, ops.inlined(node))
+    return _around(propagation, node, results) if isinstance(node.op, ops.INLINED_LATE) else results
+
+
+def _around(propagation: Propagation, node: Any, results: Sequence[Placed]) -> Sequence[Placed]:
+    """Put the inner graph back into an operation that the backend recognizes, if each rank computes it by itself."""
+    inputs = list(map(propagation.new, node.inputs))
+    fresh = [one.type() for one in inputs]
+    outputs = clone([one.variable for one in results], replace=dict(zip(inputs, fresh)))
+    others = [one for one in leaves_of(outputs) if one not in fresh and not isinstance(one, Constant)]
+    if others or has_collectives(outputs):
+        return results
+    return [Placed(new, one.placement) for new, one in zip(ops.around(node.op, inputs, fresh, outputs), results)]
 
 
 RULES.update({ops.OpFromGraph: inner_graph, **{kind: _expressed(rewrite) for kind, rewrite in ops.EXPRESSED.items()}})
