@@ -68,7 +68,7 @@ class Lengths:
     Attributes
     ----------
     ranges : dict
-        Lengths of the vectors that are known to be 0, 1, 2, …
+        Lengths of the arrays that are known to be 0, 1, 2, … along axis 0, and have length 1 along all others.
     common : list of variables
         Symbolic lengths read from the shape of a rank's own values, along axes that are not sharded.
     """
@@ -298,6 +298,8 @@ def _dimshuffle(known: Lengths, node: Any) -> None:
         known.set_vector(output, [known.scalar(variable)])
     dims = known.dims(variable)
     known.set_dims(output, [None if axis == "x" else dims[axis] for axis in order])
+    if variable in known.ranges and order[:1] == (0,):
+        known.ranges[output] = known.ranges[variable]
 
 
 def _reduction(known: Lengths, node: Any) -> None:
@@ -350,7 +352,10 @@ def _alloc(known: Lengths, node: Any) -> None:
 
 def _reshape(known: Lengths, node: Any) -> None:
     entries = known.resolve(node.inputs[0], known.vector(node.inputs[1]) or ())
-    known.set_dims(node.outputs[0], [length if known.is_sure(length) else None for length in entries])
+    output = node.outputs[0]
+    known.set_dims(output, [length if known.is_sure(length) else None for length in entries])
+    if node.inputs[0] in known.ranges and all(output.broadcastable[1:]):
+        known.ranges[output] = known.ranges[node.inputs[0]]
 
 
 _REDUCTIONS = (

@@ -187,6 +187,15 @@ T.concatenate([x, x])[T.arange(y.shape[0]), y]
 E[T.arange(E.shape[0]), y[: E.shape[0]]]
 E[T.arange(E.shape[0]), 0].sum() * v
 table[T.arange(table.shape[0]), y]
+x[T.arange(x.shape[0])[:, None], ids % D]
+x[T.arange(x.shape[0])[:, None], y[:, None]][:, 0] * v
+x[T.arange(x.shape[0])[:, None], y[:2]]
+x[T.arange(x.shape[0])[:, None], y[None, :]]
+x[T.arange(x.shape[0]).reshape((-1, 1)), ids % D]
+x[T.arange(x.shape[0])[None, :], ids.T % D]
+s[T.arange(s.shape[0])[:, None, None], T.arange(s.shape[1])[None, :, None], ids[:, None, :] % D]
+T.inc_subtensor(x[T.arange(x.shape[0])[:, None], ids % D], v[:, None])
+T.inc_subtensor(T.zeros_like(x)[T.arange(y.shape[0])[:, None], y[:, None]], v[:, None])
 T.concatenate([c, c])[T.arange(y.shape[0]), y]
 T.set_subtensor(T.concatenate([c, c])[T.arange(y.shape[0]), y], v)
 T.zeros((x.shape[0], D))[T.arange(y.shape[0]), y] * v

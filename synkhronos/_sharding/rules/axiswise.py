@@ -49,11 +49,15 @@ def _n_axes(variable: Any) -> int:
     ops.GradScale,
     ops.UndefinedGrad,
     ops.ZeroGrad,
-    ops.Assert,
-    ops.CheckAndRaise,
 )
 def _identity(node: Any) -> list[AcceptableSharding]:
     return _elementwise(node, range(_n_axes(node.inputs[0])))
+
+
+@register_sharding(ops.Assert, ops.CheckAndRaise)
+def _check(node: Any) -> list[AcceptableSharding]:
+    """Reduce a partial value together with the conditions, rather than in a later meeting."""
+    return _elementwise(node, range(_n_axes(node.inputs[0])), is_linear=False)
 
 
 @register_sharding(ops.DimShuffle)

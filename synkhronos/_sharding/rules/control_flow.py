@@ -26,12 +26,10 @@ from synkhronos._backends import (
     ancestors,
     clone,
     io_toposort,
-    leaves_of,
     ops,
     retyped,
     substituted,
 )
-from synkhronos._graph.ops import has_collectives
 from synkhronos._sharding.placements import (
     Length,
     Partial,
@@ -389,13 +387,15 @@ def inner_graph(propagation: Propagation, node: Any) -> Sequence[Placed]:
 
 def _around(propagation: Propagation, node: Any, results: Sequence[Placed]) -> Sequence[Placed]:
     """Put the inner graph back into an operation that the backend recognizes, if each rank computes it by itself."""
-    inputs = list(map(propagation.new, node.inputs))
-    fresh = [one.type() for one in inputs]
-    outputs = clone([one.variable for one in results], replace=dict(zip(inputs, fresh)))
-    others = [one for one in leaves_of(outputs) if one not in fresh and not isinstance(one, Constant)]
-    if others or has_collectives(outputs):
+    inputs, outputs = list(map(propagation.new, node.inputs)), [one.variable for one in results]
+    inside = {*ancestors(outputs, inputs)} - {*inputs}
+    if any(one.result in inside for one in propagation.collectives):
         return results
-    return [Placed(new, one.placement) for new, one in zip(ops.around(node.op, inputs, fresh, outputs), results)]
+    if any(one.owner is None and not isinstance(one, Constant) for one in inside):
+        return results
+    fresh = [one.type() for one in inputs]
+    inner = clone(outputs, replace=dict(zip(inputs, fresh)))
+    return [Placed(new, one.placement) for new, one in zip(ops.around(node.op, inputs, fresh, inner), results)]
 
 
 RULES.update({ops.OpFromGraph: inner_graph, **{kind: _expressed(rewrite) for kind, rewrite in ops.EXPRESSED.items()}})

@@ -34,9 +34,9 @@ def _axis_after(index: Sequence[Any], axis: int) -> int | None:
 
 
 def _shard_of_increment(propagation: Propagation, y: Any, shard: Shard, axis: int, n_axes: int) -> Any:
-    """Return this rank's shard of an increment of ``x[index]``, an array of ``n_axes`` axes sharded along ``axis``.
+    """Return this rank's shard of what is broadcast to an array of ``n_axes`` axes sharded along ``axis``.
 
-    The increment ``y`` may have fewer axes, because it is broadcast.
+    This may be an increment of ``x[index]``, or an array of an index. It may have fewer axes.
     """
     own = axis - (n_axes - y.ndim)
     return propagation.replicated(y, _PICKED) if own < 0 else propagation.sharded(y, shard.moved(own), broadcasts=True)
@@ -148,7 +148,7 @@ def _places(propagation: Propagation, x: Any, index: Sequence[Any]) -> _Places |
 def _rows_of_points(propagation: Propagation, x: Any, index: Sequence[Any]) -> Shard | None:
     """Return the placement of ``x[arange(n), y, …]`` for x of length n = rows × k; ``None`` for other indices.
 
-    Such an index selects each row once, in order.
+    Such an index selects each row once, in order. The arrays may have further axes, along which the first is broadcast.
     """
     if any(isinstance(one, slice) or not isinstance(one.type, TensorType) for one in index):
         return None
@@ -159,13 +159,14 @@ def _rows_of_points(propagation: Propagation, x: Any, index: Sequence[Any]) -> S
     shard = Shard(0, ONE, per_row)
     if propagation.placement(x) != shard and (propagation.shard_of([x]) or propagation.lengths.dims(x)[0] != length):
         return None
-    fits = all(one.ndim <= 1 and one.dtype in INTEGERS for one in index)
+    fits = all(one.ndim <= index[0].ndim and one.dtype in INTEGERS for one in index)
     return shard if fits and not x.broadcastable[0] else None
 
 
 def _local_index(propagation: Propagation, index: Sequence[Any], shard: Shard) -> list[Any]:
-    here = T.arange(propagation.lengths.local(shard.inner), dtype=index[0].dtype)
-    return [here, *(propagation.sharded(one, shard, broadcasts=True) for one in index[1:])]
+    n_axes = index[0].ndim
+    here = T.arange(propagation.lengths.local(shard.inner), dtype=index[0].dtype).dimshuffle(0, *["x"] * (n_axes - 1))
+    return [here, *(_shard_of_increment(propagation, one, shard, 0, n_axes) for one in index[1:])]
 
 
 def _advanced(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
@@ -175,7 +176,7 @@ def _advanced(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     index = ops.advanced_index(node.inputs[len(increment) :], node.op)
     shard = _rows_of_points(propagation, x, index)
     if shard is not None:
-        n_axes = x.ndim - len(index) + 1
+        n_axes = x.ndim - len(index) + index[0].ndim
         y_here = [_shard_of_increment(propagation, y, shard, 0, n_axes) for y in increment]
         return placed(node, [propagation.sharded(x, shard), *y_here, *_local_index(propagation, index, shard)], shard)
     if propagation.shard_of(node.inputs) is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import synkhronos
 from synkhronos._backends import TensorType, is_random_state
+from synkhronos.extensions.pymc.graphs import shardable
 from synkhronos.extensions.pymc.rows import ModelData, Scattered
 
 __all__ = ["Builder", "ModelFunction"]
@@ -62,6 +63,8 @@ class Builder:
         only_draws = bool(updates) and all(map(is_random_state, updates))
         if only_draws or not all(isinstance(getattr(one, "type", None), TensorType) for one in results):
             return plain(**asked)
+        expressions = shardable([*results, *updates.values()], self._data)
+        results, updates = expressions[: len(results)], dict(zip(updates, expressions[len(results) :]))
         data = self._data.used_by([*results, *updates.values()], inputs, givens)
         if not data:
             return plain(**asked)

@@ -163,14 +163,14 @@ class ModelData:
             seen.update(dict.fromkeys(new))
             waiting = [givens[one] for one in new if isinstance(givens.get(one), Variable)]
         for one in seen:
-            axis = None if one in ends else self._axis(one)
+            axis = None if one in ends else self.axis(one)
             scattered = None if axis is None else self._scattered(one, axis)
             if scattered is not None:
                 found.append((one, scattered))
         return found
 
-    def _axis(self, one: Any) -> int | None:
-        """Return the axis of a variable's rows; ``None`` if the variable is not data."""
+    def axis(self, one: Any) -> int | None:
+        """Return the axis of a variable's rows; ``None`` if the variable is not data that can be sharded."""
         if not isinstance(one.type, TensorType):
             return None
         if isinstance(one, TensorConstant):
