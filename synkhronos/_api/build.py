@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("synkhronos")
 
-_FOR_EXACT = ("exact", "shard", "random", "blocked", "plan", "whole")
+_FOR_EXACT = ("exact", "shard", "random", "blocked", "mapped", "plan", "whole")
 _OWN_KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "givens", "sliceable_shareds", *_FOR_EXACT)
 _KEYWORDS_FOR_THEANO = [name for name in _backends.KEYWORDS if name not in _OWN_KEYWORDS]
 
@@ -43,6 +43,7 @@ def function(
     shard: Mapping[Any, int] | Sequence[Variable] | None = None,
     random: Literal["serial", "own"] = "serial",
     blocked: bool = False,
+    mapped: Sequence[Variable] | None = None,
     plan: Literal["auto", "rows", "controller"] | None = None,
     whole: Mapping[Variable, Any] | None = None,
     **kwargs: Unpack[Keywords],
@@ -91,6 +92,10 @@ def function(
         For exact functions that combine rows only by sums at the end, such as the loss of a large data set and its
         gradient. Each rank computes in a loop over blocks of its rows, of 1 MiB, which stay in its core's cache until
         all operations are done. This is faster if memory bandwidth limits the computation.
+    mapped : list of variables, optional
+        For exact functions with ``blocked=True`` and without updates: some of ``bcast_inputs``, of which a call gets k
+        values, stacked along a new axis 0, with k at least 1. All outputs are stacked in the same way. Each block of
+        rows is read once for all k, and the ranks meet once. The results do not depend on k, bit by bit.
     plan : str, optional
         For exact functions. ``"rows"``: every rank computes its rows. ``"controller"``: the controller computes all
         rows as the serial program does, with as many BLAS threads as the program had before `fork`; the other ranks get
@@ -180,7 +185,10 @@ def function(
             raise ValueError(f"plan is {plan!r}; expected {', '.join(map(repr, PLANS))} or None")
         if whole is not None:
             whole = _graph.expressions_of_all_rows(whole, graph.sliceable_shareds)
-        divided = ShardedGraph(graph, for_backend, shard=shard, random=random, blocked=blocked)
+        one, stacks = graph, {}
+        if mapped:
+            graph, stacks = _mapped(graph, mapped, blocked)
+        divided = ShardedGraph(one, for_backend, shard=shard, random=random, blocked=blocked, stacks=stacks)
         if divided.undivided:
             warn(
                 f"{title or 'a function'}: nothing in it is sharded, so every rank computes all of it; if "
@@ -212,6 +220,7 @@ def function(
                 shard=shard,
                 random=random,
                 blocked=blocked,
+                mapped=mapped,
                 plan=plan,
                 whole=None if whole is None or {*whole} & {*swap} else whole,  # the rows of others are not known
                 **{**kwargs, **options, "no_default_updates": True},
@@ -227,15 +236,15 @@ def function(
             single=not many,
             name=title,
             plan=plan,
-            options=f"mode {mode}, blocked {blocked}, shard {axes}" if mode and not is_profiled else "",
+            options=f"mode {mode}, blocked {blocked}, mapped {len(stacks)}, shard {axes}" if mode and not is_profiled else "",
             measure=measure,
             again=again,
             whole=whole,
         )
         return _with_streams(exactly, own=divided.own_states)
-    if shard is not None or random != "serial" or blocked or plan is not None or whole is not None:
+    if shard is not None or random != "serial" or blocked or mapped or plan is not None or whole is not None:
         raise ValueError(
-            "got shard, random, blocked, plan or whole without exact=True, which they need; pass exact=True"
+            "got shard, random, blocked, mapped, plan or whole without exact=True, which they need; pass exact=True"
         )
     for variable in graph.input_variables[: graph.n_scattered]:
         if not variable.broadcastable[0]:  # an input that is broadcastable along axis 0 has one row
@@ -247,6 +256,17 @@ def function(
         session, graph, results, update_modes, named=named, named_updates=named_updates, single=not many, name=title
     )
     return _with_streams(made)
+
+
+def _mapped(graph: _graph.Graph, mapped: Sequence[Variable], blocked: bool) -> tuple[_graph.Graph, dict[Any, Any]]:
+    """Check the argument ``mapped``; return what `Graph.mapped` returns."""
+    inputs = [graph.leaf_of(one) for one in mapped]
+    others = [one for one in inputs if one not in graph.input_variables[graph.n_scattered :]]
+    if others or not blocked or graph.expressions[1]:
+        raise ValueError(
+            f"got mapped={list(mapped)!r}; expected some of bcast_inputs, blocked=True, and a function without updates"
+        )
+    return graph.mapped(inputs)
 
 
 def _with_streams(function: Function, own: Sequence[Any] | None = None) -> Function:

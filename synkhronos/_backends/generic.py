@@ -30,6 +30,7 @@ __all__ = [
     "rebuilt",
     "reduced",
     "running_parts",
+    "stacked",
 ]
 
 _OWN = f"{_backends.engine}."
@@ -81,6 +82,18 @@ def accumulated(
         return_list=True,
     )
     return [values[-1] for values in all_steps]
+
+
+def stacked(step: Callable[..., list[Any]], sequences: Sequence[Any]) -> list[Any]:
+    """Return the results of a step for each entry of some variables along axis 0, stacked along a new axis 0.
+
+    Parameters
+    ----------
+    step : callable
+        ``step(*entries)`` returns a list of variables.
+    sequences : list of variables
+    """
+    return list(_backends.scan(step, sequences=list(sequences), return_list=True))
 
 
 # -- functions

@@ -5,6 +5,7 @@ from synkhronos._graph.fast_call import are_of_kinds, run_function, variables_us
 from synkhronos._graph.graph import (
     Graph,
     Variant,
+    copy_of,
     default_of,
     expressions_of_all_rows,
     length_of,

@@ -39,6 +39,8 @@ from synkhronos._backends import (
     mode_for_slices,
     ops,
     rebuilt,
+    stack_of,
+    stacked,
     stay_on_device,
 )
 from synkhronos._graph.fast_call import with_deep_stack
@@ -355,13 +357,15 @@ class Graph:
         cloned = clone([*outputs, *(new for _, new in updates)], replace=replace)
         return cloned[: len(outputs)], list(zip([var for var, _ in updates], cloned[len(outputs) :]))
 
-    def part(self, outputs: Sequence[Any], updates: list[tuple[Any, Any]], inputs: Any = None) -> Graph:
+    def part(
+        self, outputs: Sequence[Any], updates: list[tuple[Any, Any]], inputs: Any = None, *, ins: Any = None
+    ) -> Graph:
         """Return a graph with other outputs and updates.
 
-        Its inputs are those of this graph. If ``inputs`` are given, they replace the scattered inputs, and every rank
-        gets them in full.
+        Its inputs are those of this graph, or ``ins``. If ``inputs`` are given, they replace the scattered inputs, and
+        every rank gets them in full.
         """
-        ins = self._copied_ins()
+        ins = self._copied_ins() if ins is None else ins
         return Graph(
             ins[: self.n_scattered] if inputs is None else (),
             outputs,
@@ -371,6 +375,20 @@ class Graph:
             sliceable_shareds=self.sliceable_shareds if inputs is None else (),
             kwargs={**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"},
         )
+
+    def mapped(self, inputs: Sequence[Any]) -> tuple[Graph, dict[Any, Any]]:
+        """Return a graph for several values of some inputs, and the dictionary from these inputs to those of the graph.
+
+        Its outputs are those of this graph for each of the values, stacked along axis 0.
+        """
+        outputs, updates = self.expressions
+        stacks = {one: stack_of(one) for one in inputs}
+
+        def each(*entries: Any) -> list[Any]:
+            return list(clone(outputs, replace=dict(zip(stacks, entries))))
+
+        ins = [copy_of(spec, stacks.get(spec.variable)) for spec in self._ins]
+        return self.part(stacked(each, list(stacks.values())), updates, ins=ins), stacks
 
     def of_slices(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph:
         """Return a graph of operations of slices of arrays, which is compiled like this one."""

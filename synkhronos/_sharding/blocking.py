@@ -12,8 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._backends import Constant, T, TensorType, accumulated, clone, io_toposort, known_lengths, leaves_of, substituted
-from synkhronos._graph.ops import Collective, has_collectives_in_loop
+from synkhronos._backends import (
+    Constant,
+    T,
+    TensorType,
+    accumulated,
+    clone,
+    io_toposort,
+    known_lengths,
+    leaves_of,
+    stacked,
+    substituted,
+)
+from synkhronos._graph.ops import Collective, depends_on, has_collectives_in_loop
 from synkhronos._sharding.lengths import RowCounts
 from synkhronos._sharding.placements import typed
 
@@ -26,7 +37,11 @@ _COMBINE = {"sum": T.add, "prod": T.mul, "max": T.maximum, "min": T.minimum}
 
 
 def in_blocks(
-    expressions: Sequence[Any], rows: RowCounts, scattered: Mapping[Any, int], common: Collection[Any]
+    expressions: Sequence[Any],
+    rows: RowCounts,
+    scattered: Mapping[Any, int],
+    common: Collection[Any],
+    stacks: Mapping[Any, Any],
 ) -> list[Any]:
     """Rewrite expressions so that a loop over blocks of rows accumulates the inputs of their all-reduces.
 
@@ -39,10 +54,14 @@ def in_blocks(
         Sharded inputs and shared variables, with the axis of each.
     common : collection of variables
         Lengths along axes that are not sharded.
+    stacks : dict
+        Replicated inputs of which a call gets several values, with the variables in which these are stacked along
+        axis 0. Each block is read once for all of them.
 
     Returns
     -------
     list of variables
+        With `stacks`, the results for each of the values, stacked along axis 0.
 
     Raises
     ------
@@ -82,19 +101,43 @@ def in_blocks(
             if left
             else "blocked=True: nothing is combined over rows; build the function without blocked=True"
         )
-    totals = _accumulated(entering, rows, scattered, with_rows)
-    replace = {x: typed(total, x) for x, total in zip(entering, totals)}
+    totals = dict(zip(entering, _accumulated(entering, rows, scattered, with_rows, stacks)))
+    if stacks:
+        return _of_each(expressions, totals, stacks)
+    replace = {x: typed(total, x) for x, total in totals.items()}
     return list(clone(list(expressions), replace=replace, share_inputs=True))
 
 
+def _of_each(expressions: Sequence[Any], totals: Mapping[Any, Any], stacks: Mapping[Any, Any]) -> list[Any]:
+    """Return expressions for each of the stacked values, from the stacked values that enter all-reduces."""
+    results = dict(stacks)
+    for node in io_toposort([], list(expressions)):
+        if isinstance(node.op, Collective):
+            if any(one not in totals for one in node.inputs):
+                raise ValueError(f"mapped: {node} combines values that do not depend on rows")
+            results.update(zip(node.outputs, node.op(*(totals[one] for one in node.inputs), return_list=True)))
+    return stacked(
+        lambda *entries: clone(list(expressions), replace=dict(zip(results, entries))), list(results.values())
+    )
+
+
 def _accumulated(
-    ops: Mapping[Any, str], rows: RowCounts, scattered: Mapping[Any, int], with_rows: set[Any]
+    ops: Mapping[Any, str],
+    rows: RowCounts,
+    scattered: Mapping[Any, int],
+    with_rows: set[Any],
+    stacks: Mapping[Any, Any],
 ) -> list[Any]:
-    """Return the values that enter all-reduces, combined over blocks by the ops of the all-reduces."""
+    """Return the values that enter all-reduces, combined over blocks by the ops of the all-reduces.
+
+    With `stacks`, they are stacked along axis 0.
+    """
     entering = list(ops)
     leaves = leaves_of(entering)
     used = [one for one in leaves if one in scattered]
-    outer = [*used, rows.first, rows.local, *_replicated_tensors(entering, with_rows)]
+    once = _replicated_tensors(entering, with_rows)
+    own = _stacked(once, stacks)
+    outer = [*used, rows.first, rows.local, *once]
     n_bytes = sum(
         int(np.dtype(one.dtype).itemsize) * T.prod([one.shape[i] for i in range(one.ndim) if i != axis] or [1])
         for one, axis in scattered.items()
@@ -102,9 +145,10 @@ def _accumulated(
     )
     n_bytes += _intermediate_bytes(entering, with_rows)
     size = T.maximum(T.constant(_BYTES, dtype="int64") // T.maximum(n_bytes, 1), 1)
+    n_values = next(iter(stacks.values())).shape[0] if stacks else T.constant(1, dtype="int64")
 
-    def block(number: Any, size: Any, inner: Sequence[Any]) -> list[Any]:
-        of = dict(zip(outer, inner))
+    def block(number: Any, entry: Any, size: Any, inner: Sequence[Any]) -> list[Any]:
+        of = {one: value[entry] if one in own else value for one, value in zip(outer, inner)}
         start = number * size
         stop = T.minimum(start + size, of[rows.local])
         places = {**of, rows.first: of[rows.first] + start, rows.local: stop - start}
@@ -113,14 +157,47 @@ def _accumulated(
         return [typed(value, x) for value, x in zip(substituted(leaves, entering, places), entering)]
 
     def step(number: Any, *arguments: Any) -> list[Any]:
-        totals, (size, *inner) = arguments[: len(entering)], arguments[len(entering) :]
-        pairs = zip(ops.values(), totals, block(number, size, inner))
-        return [typed(_COMBINE[op](total, value), value) for op, total, value in pairs]
+        totals, (n_values, size, *inner) = arguments[: len(entering)], arguments[len(entering) :]
+        if not stacks:
+            return [_combined(*one) for one in zip(ops.values(), totals, block(number, 0, size, inner))]
+        entry = number % n_values
+        entries = [total[entry] for total in totals]
+        values = block(number // n_values, entry, size, inner)
+        return [T.set_subtensor(old, _combined(op, old, new)) for op, old, new in zip(ops.values(), entries, values)]
 
-    first = block(T.constant(0, dtype="int64"), size, outer)
-    initial = [T.zeros_like(one) + _identity(op, one.dtype) for one, op in zip(first, ops.values())]
+    outside = [own.get(one, one) for one in outer]
+    zero = T.constant(0, dtype="int64")
+    initial = [
+        T.zeros_like(one) + _identity(op, one.dtype)
+        for one, op in zip(block(zero, 0, size, outside), ops.values())
+    ]
+    if stacks:
+        initial = [_repeated(one, n_values) for one in initial]
     n_blocks = T.maximum((rows.local + size - 1) // size, 1)
-    return accumulated(step, initial, n_blocks, [size, *outer])
+    return accumulated(step, initial, n_blocks * n_values, [n_values, size, *outside])
+
+
+def _stacked(variables: Sequence[Any], stacks: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the stacked values of those variables that depend on inputs with several values."""
+    own = [one for one in variables if depends_on(one, stacks)]
+    others = [one for one in own if one not in stacks]
+    found = {one: stack for one, stack in stacks.items() if one in own}
+    if others:
+        values = stacked(
+            lambda *entries: clone(others, replace=dict(zip(stacks, entries))), list(stacks.values())
+        )
+        found.update(zip(others, values))
+    return found
+
+
+def _repeated(variable: Any, n: Any) -> Any:
+    """Repeat a variable along a new axis 0."""
+    zeros = T.alloc(T.constant(0, dtype=variable.dtype), n).dimshuffle(0, *["x"] * variable.ndim)
+    return zeros + variable.dimshuffle("x", *range(variable.ndim))
+
+
+def _combined(op: str, total: Any, value: Any) -> Any:
+    return typed(_COMBINE[op](total, value), value)
 
 
 def _identity(op: str, dtype: str) -> Any:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synkhronos._backends import Out, UnusedInputError, ancestors, config, io_toposort, is_random_state, leaves_of, ops
-from synkhronos._graph import Graph, is_host_variable
+from synkhronos._graph import Graph, copy_of, is_host_variable
 from synkhronos._graph.ops import after_collectives, has_collectives
 from synkhronos._sharding.blocking import in_blocks
 from synkhronos._sharding.checking import environment_asks, errors_logged
@@ -89,6 +89,8 @@ class ShardedGraph(Graph):
         ``"serial"``: draw the serial program's random numbers. ``"own"``: each rank draws for its own rows.
     blocked : bool
         Each rank computes in a loop over blocks of its rows; see `in_blocks`.
+    stacks : dict, optional
+        Inputs of which a call gets several values; see `in_blocks`.
 
     Attributes
     ----------
@@ -114,7 +116,14 @@ class ShardedGraph(Graph):
     """
 
     def __init__(
-        self, user: Graph, kwargs: dict[str, Any], *, shard: Any = None, random: str = "serial", blocked: bool = False
+        self,
+        user: Graph,
+        kwargs: dict[str, Any],
+        *,
+        shard: Any = None,
+        random: str = "serial",
+        blocked: bool = False,
+        stacks: Mapping[Any, Any] | None = None,
     ) -> None:
         outputs, updates = user.expressions
         expressions = [*outputs, *(new for _, new in updates)]
@@ -156,13 +165,13 @@ class ShardedGraph(Graph):
         self._why_not_sliced = functools.partial(why_not_sliced, propagation, needed, drawn, self.takes_rows, random)
         if blocked and (drawn or self.own_states or not self.takes_rows or sharding.rows is not sharding.given):
             raise ValueError("blocked=True is for rows of inputs and of scattered variables, without random draws")
-        if blocked and not self.checks_shapes:
-            needed = in_blocks(needed, sharding.rows, sharding.scattered, set(self._lengths.common))
+        if blocked and (stacks or not self.checks_shapes):
+            needed = in_blocks(needed, sharding.rows, sharding.scattered, set(self._lengths.common), stacks or {})
         items = zip(user.outputs, needed)
         for node, reason in propagation.gathered:
             what = node.op, line_of(node.outputs[0]), reason
             _logger.info("%s (%s) is gathered and computed in full on every rank: %s", *what)
-        ins = user._copied_ins()
+        ins = [copy_of(spec, (stacks or {}).get(spec.variable)) for spec in user._copied_ins()]
         super().__init__(
             ins[: user.n_scattered],
             [Out(new, borrow=item.borrow) if isinstance(item, Out) else new for item, new in items],

@@ -74,6 +74,70 @@ def test_ops_of_blocks(session, monkeypatch, dtype):
     assert "meetings: 1" in str(function.partition)
 
 
+@functools.cache
+def density_of_points(plan):
+    """Return an exact function of several points, a serial one of one point, and variables of both."""
+    x, y, group = (theano.shared(np.zeros(shape), name) for shape, name in (((0, 2), "x"), (0, "y"), (0, "group")))
+    whole = [theano.shared(one.get_value(), one.name) for one in (x, y, group)]
+    point, scale = T.dvector("point"), T.dscalar("scale")
+
+    def build(x, y, group):
+        level, slope = T.exp(point[:3] * scale), point[3:]
+        residual = y - T.dot(x, slope) - level[T.cast(group, "int64")]
+        checked = T.all(residual > -50)
+        density = -T.sqr(residual).sum() - (point**2).sum()
+        return [density, T.grad(density, point), checked, T.sqr(residual).max() + scale]
+
+    function = synk.function(
+        [],
+        build(x, y, group),
+        bcast_inputs=[point, scale],
+        sliceable_shareds=[x, y, group],
+        whole=dict(zip((x, y, group), whole)),
+        exact=True,
+        blocked=True,
+        mapped=[point],
+        plan=plan,
+    )
+    return function, theano.function([point, scale], build(*whole)), (x, y, group), whole
+
+
+@pytest.mark.parametrize("plan", ["rows", "controller"])
+def test_several_points(session, monkeypatch, plan):
+    monkeypatch.setattr(blocks, "_BYTES", 2500)
+    function, reference, scattered, whole = density_of_points(plan)
+    rng = np.random.RandomState(0)
+    rows = rng.randn(83, 2), rng.randn(83), rng.randint(0, 3, 83).astype("float64")
+    for one, everything, value in zip(scattered, whole, rows):
+        synk.scatter(one, value)
+        everything.set_value(value)
+    points = rng.randn(4, 5)
+    expected = [reference(point, 0.5) for point in points]
+    for k in (4, 1, 3):
+        found = function(points[:k], 0.5)
+        for stack, values in zip(found, zip(*expected)):
+            assert len(stack) == k and stack.dtype == values[0].dtype
+            close(stack, values[:k], rtol=1e-12, atol=1e-13)
+        for i in range(k):  # equal bit by bit
+            alone = function(points[i : i + 1], 0.5)
+            assert all(np.array_equal(stack[i : i + 1], one) for stack, one in zip(found, alone))
+    if plan == "rows":
+        assert "meetings: 1" in str(function.partition)
+
+
+def test_mapped_inputs_are_checked(two):
+    x, p = T.dvector("x"), T.dscalar("p")
+    total = (x * p).sum()
+    for options, mapped in (({"blocked": True}, [x]), ({}, [p])):
+        with pytest.raises(ValueError, match="expected some of bcast_inputs, blocked=True"):
+            synk.function([x], total, bcast_inputs=[p], exact=True, mapped=mapped, **options)
+    w = theano.shared(0.0)
+    with pytest.raises(ValueError, match="a function without updates"):
+        synk.function([x], total, [p], {w: total}, exact=True, blocked=True, mapped=[p])
+    with pytest.raises(ValueError, match="without exact=True"):
+        synk.function([x], total, [p], mapped=[p])
+
+
 def test_blocks_need_one_exchange(three):
     (function, _), _ = regression()
     table = str(function.partition)
