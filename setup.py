@@ -20,7 +20,7 @@ FLAGS += ["-ffp-contract=off"]  # fused multiply-adds would change the results o
 
 
 class BuildCore(build_ext):
-    """Compile the core, or exit with one line that names the missing packages."""
+    """Compile the parts in C, or exit with one line that names the missing packages."""
 
     def build_extensions(self):
         """Compile with NumPy's headers; NumPy is imported here because only the build needs it."""
@@ -62,8 +62,13 @@ core = Extension(
     depends=sorted(glob.glob("synkhronos/_native/*.h")),
     extra_compile_args=FLAGS,
 )
+combiner = Extension(
+    "synkhronos.extensions.pymc._combiner",
+    ["synkhronos/extensions/pymc/combiner.c"],
+    extra_compile_args=FLAGS,
+)
 setup(
     headers=["synkhronos-start.pth"],
-    ext_modules=[core],
+    ext_modules=[core, combiner],
     cmdclass={"build_ext": BuildCore, "install_headers": InstallIntoSitePackages},
 )

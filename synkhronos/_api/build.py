@@ -15,7 +15,7 @@ from synkhronos._api.combine import Results
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
 from synkhronos._collectives import check_op, lists_ops
-from synkhronos._session import PLANS, current, warn
+from synkhronos._session import current, warn
 from synkhronos._sharding import ShardedGraph, check_open
 from synkhronos._utils.display import unknown_keyword
 from synkhronos.typing import Input, Keywords, Outputs, Update, Variable
@@ -181,13 +181,10 @@ def function(
             raise ValueError("got ops of outputs or updates with exact=True, which infers them; leave the ops out")
         if random not in ("serial", "own"):
             raise ValueError(f'random is {random!r}; expected "serial" or "own"')
-        if plan not in (None, *PLANS):
-            raise ValueError(f"plan is {plan!r}; expected {', '.join(map(repr, PLANS))} or None")
         if whole is not None:
             whole = _graph.expressions_of_all_rows(whole, graph.sliceable_shareds)
-        one, stacks = graph, {}
-        if mapped:
-            graph, stacks = _mapped(graph, mapped, blocked)
+        one = graph
+        graph, stacks = _mapped(graph, mapped, blocked) if mapped else (graph, {})
         divided = ShardedGraph(one, for_backend, shard=shard, random=random, blocked=blocked, stacks=stacks)
         if divided.undivided:
             warn(
@@ -236,7 +233,9 @@ def function(
             single=not many,
             name=title,
             plan=plan,
-            options=f"mode {mode}, blocked {blocked}, mapped {len(stacks)}, shard {axes}" if mode and not is_profiled else "",
+            options=f"mode {mode}, blocked {blocked}, mapped {len(stacks)}, shard {axes}"
+            if mode and not is_profiled
+            else "",
             measure=measure,
             again=again,
             whole=whole,

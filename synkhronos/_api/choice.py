@@ -37,7 +37,7 @@ from synkhronos._costs import (
 )
 from synkhronos._graph import Graph
 from synkhronos._rank import Call
-from synkhronos._session import Place, Session
+from synkhronos._session import PLANS, Place, Session
 from synkhronos._sharding import Needs, Prediction, Slices, WorkReader
 from synkhronos._utils.interrupts import deferred_interrupts, let_interrupts_pass
 from synkhronos._utils.keyed_cache import KeyedCache
@@ -514,6 +514,17 @@ class ChosenPlans(KeyedCache[Any]):
         plans[isinstance(value[0], ControllerCall) and estimate is not None] = value
         super().put(slot, key, (estimate, plans))
         return value
+
+
+def check_plan(plan: Any, fits_controller: bool) -> None:
+    """Raise `ValueError` for a plan that does not exist, or that a function cannot have."""
+    if plan not in (None, *PLANS):
+        raise ValueError(f"plan is {plan!r}; expected {', '.join(map(repr, PLANS))} or None")
+    if plan == "controller" and not fits_controller:
+        raise ValueError(
+            'plan is "controller", but the controller alone does not have all data: the function computes on GPUs, '
+            'uses sliceable_shareds without whole=, or has random="own"'
+        )
 
 
 def prefers_controller(session: Session, estimate: Estimate) -> bool:

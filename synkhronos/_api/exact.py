@@ -21,7 +21,7 @@ from synkhronos._api.call_plan import (
     view_variables,
 )
 from synkhronos._api.checks import EXACT, ExactChecks, Input, Serial
-from synkhronos._api.choice import Chooser, ChosenPlans, Costs, Unmeasured, prefers_controller
+from synkhronos._api.choice import Chooser, ChosenPlans, Costs, Unmeasured, check_plan, prefers_controller
 from synkhronos._api.combine import ExactGraphCollectives, Results
 from synkhronos._api.data_arrays import Data
 from synkhronos._api.functions import MOST_PLANS, Function
@@ -89,7 +89,7 @@ class ExactFunction(Function):
         results = Results(divided.outputs, divided.modes, [False] * n_outputs, session.on_gpu, title)
         named = [True] * n_outputs
         super().__init__(session, divided, results, {}, named=named, named_updates=[], single=single, name=name)
-        self._user, self._plan, self._options, self._measure, self._again = user, plan, options, measure, again
+        self._user, self._options, self._measure, self._again = user, options, measure, again
         self._whole = whole
         self._serial = Serial(user, Results(user.outputs, [EXACT] * n_outputs, [False] * n_outputs, False, title))
         self._slices = slices = slices_of(session, divided)
@@ -101,11 +101,7 @@ class ExactFunction(Function):
         alike = dict.fromkeys((var for var, _ in divided.updates), "max")
         serial = _graph_on_controller(user, divided, whole, session)
         alone = None if serial is None else _OnController(serial, self._inputs, self.get_shared, whole or {})
-        if plan == "controller" and alone is None:
-            raise ValueError(
-                'plan is "controller", but the controller alone does not have all data: the function computes on GPUs, '
-                'uses sliceable_shareds without whole=, or has random="own"'
-            )
+        check_plan(plan, alone is not None)
         self._alone = alone
         chooser = Chooser(divided, user, self._theano, self._inputs, options=options, slices=slices)
         self._planner: _ExactPlanner = _ExactPlanner(
@@ -117,16 +113,23 @@ class ExactFunction(Function):
 
     @property
     def partition(self) -> Any:
-        """Table of the function's collectives, how products and updates are divided, and predicted times of its plans.
-
-        A list with a method ``picture(path)``, which draws the graph, and attributes ``products``, ``updates`` and
-        ``plans``.
-        """
+        """Table of collectives, divided products and updates, and predicted times: see `Partition`."""
         session = None if self._session is None else self._session()
         slices = self._slices if session is None else slices_of(session, self._graph)
         compiled = (self._graph if slices is None else slices.graph).compile(self._plain)
         is_on_one_node = session is None or session.is_on_one_node
         return self._graph.partition(compiled, self._planner.chooser.predictions(), slices, is_on_one_node)
+
+    @property
+    def plan(self) -> str | None:
+        """The plan of later calls, as the argument ``plan`` of `function`. It can be set."""
+        return self._planner.asked
+
+    @plan.setter
+    def plan(self, plan: str | None) -> None:
+        check_plan(plan, self._alone is not None)
+        self._planner.asked = plan
+        self._forget_plans()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute on all ranks; see `Function.__call__`.
@@ -296,7 +299,7 @@ class ExactFunction(Function):
             self._graph,
             single=self._single,
             name=name,
-            plan=self._plan,
+            plan=self.plan,
             options=self._options,
             measure=self._measure,
             again=self._again,
@@ -492,6 +495,8 @@ class _ExactPlanner(Planner):
 
     Attributes
     ----------
+    asked : str or None
+        The argument `plan`; it can be set.
     pinned : str or None
         Plan of all calls while the plans are timed.
     latest : Estimate, or None
@@ -502,7 +507,7 @@ class _ExactPlanner(Planner):
 
     def __init__(self, *args: Any, plan: str | None, alone: _OnController | None, chooser: Chooser) -> None:
         super().__init__(*args)
-        self._plan, self._alone = plan, alone
+        self.asked, self._alone = plan, alone
         self.chooser = chooser
         self.pinned: str | None = None
         self.latest: Estimate | None = None
@@ -523,7 +528,7 @@ class _ExactPlanner(Planner):
         """
         fits = num_slices == 1 and rows is None and not session.sequencer.place
         fits = fits and (inputs.shares is None or any(inputs.counts))
-        self.latest, kind = None, self.pinned or self._plan or session.plan
+        self.latest, kind = None, self.pinned or self.asked or session.plan
         if self._graph.sliceable_shareds:  # before the choice, on which errors should not depend
             inputs = self._follow_rows(session, inputs, rows)
             if self._alone is not None and kind != "rows" and rows is None:

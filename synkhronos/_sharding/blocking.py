@@ -168,8 +168,7 @@ def _accumulated(
     outside = [own.get(one, one) for one in outer]
     zero = T.constant(0, dtype="int64")
     initial = [
-        T.zeros_like(one) + _identity(op, one.dtype)
-        for one, op in zip(block(zero, 0, size, outside), ops.values())
+        T.zeros_like(one) + _identity(op, one.dtype) for one, op in zip(block(zero, 0, size, outside), ops.values())
     ]
     if stacks:
         initial = [_repeated(one, n_values) for one in initial]
@@ -183,9 +182,7 @@ def _stacked(variables: Sequence[Any], stacks: Mapping[Any, Any]) -> dict[Any, A
     others = [one for one in own if one not in stacks]
     found = {one: stack for one, stack in stacks.items() if one in own}
     if others:
-        values = stacked(
-            lambda *entries: clone(others, replace=dict(zip(stacks, entries))), list(stacks.values())
-        )
+        values = stacked(lambda *entries: clone(others, replace=dict(zip(stacks, entries))), list(stacks.values()))
         found.update(zip(others, values))
     return found
 

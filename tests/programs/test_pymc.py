@@ -120,6 +120,16 @@ def censored():
     pm.Censored("y", pm.Normal.dist(T.dot(draws(N, 3), pm.Normal("b", shape=3)), 1), lower=-1, upper=1, observed=y)
 
 
+def ordered():
+    eta = T.dot(draws(N, 3), pm.Normal("b", shape=3))
+    cuts = pm.Normal("cuts", 0, 2, shape=3, transform=pm.distributions.transforms.ordered, initval=[-1, 0, 1])
+    pm.OrderedLogistic("y", eta=eta, cutpoints=cuts, observed=np.arange(N) % 4, compute_p=False)
+
+
+def categorical():
+    pm.Categorical("y", logit_p=T.dot(draws(N, 3), pm.Normal("b", shape=(3, 5))), observed=np.arange(N) % 5)
+
+
 def potential_of_data():
     x, y = pm.Data("x", draws(N, 3)), pm.Data("y", draws(N, seed=1))
     pm.Potential("rows", -T.sqr(y - T.dot((x - x.mean(axis=0)) / x.std(axis=0), pm.Normal("b", shape=3))))
@@ -134,6 +144,7 @@ def latent():
 MODELS = [
     *(hierarchical, of_data, logistic, poisson, crossed, mixture, hidden_markov, gaussian_process, missing, potential),
     *(multivariate, latent, likelihoods_of_two_lengths, censored, potential_of_data),
+    *(ordered, categorical),
 ]
 #: Models for which ranks gather rows of values or gradients. For all other models, ranks only add sums.
 GATHERED = {gaussian_process, missing, latent}
@@ -175,6 +186,24 @@ def test_density_and_gradient(synchronize, build, n_ranks):
     kinds = [one.collective for one in function._pytensor_function.partition]
     assert kinds
     assert any("gather" in kind for kind in kinds) == (build in GATHERED), kinds
+
+
+@pytest.mark.parametrize(
+    ("build", "n_ranks"),
+    [*((build, 2) for build in MODELS), *((build, n) for build in (hierarchical, of_data, missing) for n in (1, 3, 5))],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_points_of_several_chains(synchronize, build, n_ranks):
+    nutpie = pytest.importorskip("nutpie")
+    synchronize(n_ranks)
+    with parallel(model_of(build)) as model:
+        density = nutpie.compile_pymc_model(model).logp_func
+    points, values, gradients = map(np.stack, zip(*alone(build)))
+    for function in (density._by_rows, density._build_by_points()):
+        for k in (3, 1):
+            found = function(points[:k])
+            np.testing.assert_allclose(found[0], values[:k], rtol=1e-10)
+            np.testing.assert_allclose(found[1], gradients[:k], rtol=0, atol=1e-10 * abs(gradients).max())
 
 
 def test_the_hierarchical_model_has_at_most_two_exchanges(synchronize):
@@ -371,9 +400,13 @@ NUTPIE = """
         compiled = nutpie.compile_pymc_model(model)
         drawn = nutpie.sample(compiled, draws=10, tune=10, chains=2, cores=2, progress_bar=False)
         assert drawn.posterior["b"].shape == (2, 10, 3)
-        print("chains in turn")
+        fixed = dict(draws=9, tune=9, seed=5, progress_bar=False)
+        for chains in (1, 4):
+            one, other = (nutpie.sample(compiled, chains=chains, **fixed) for _ in range(2))
+            assert one.posterior["b"].equals(other.posterior["b"])  # whatever points were evaluated together
+        print("chains at once")
 
-    def sample_until(end):
+    def sample_until(end, chains=1):
         call = building.ModelFunction.__call__
         calls = []
 
@@ -386,8 +419,9 @@ NUTPIE = """
         building.ModelFunction.__call__ = count
         try:
             with parallel(model):
-                pm.sample(draws=10 ** 6, tune=100, nuts_sampler="nutpie", **quiet)
-            print("there are draws")
+                drawn = pm.sample(draws=10 ** 6, tune=10, nuts_sampler="nutpie", **{**quiet, "chains": chains})
+            assert drawn.posterior.sizes["chain"] == chains and 0 < drawn.posterior.sizes["draw"] < 10 ** 6
+            print("draws so far")
         except BaseException as error:
             print(type(error).__name__, flush=True)
             assert not failing.exists() or "ArithmeticError: in a worker" in str(error), error
@@ -399,7 +433,8 @@ NUTPIE = """
     sample_until(fail)
     sample_until(failing.touch)
     failing.unlink()
-    sample_until(lambda: os.kill(os.getpid(), signal.SIGINT))
+    for chains in (1, 3):
+        sample_until(lambda: os.kill(os.getpid(), signal.SIGINT), chains)
     with parallel(model):  # the session is still usable
         pm.sample(draws=5, tune=5, nuts_sampler="nutpie", **quiet)
     sample_until(lambda: os.kill(worker_pids()[0], signal.SIGKILL))
@@ -411,12 +446,10 @@ def test_nutpie_raises_the_error_of_a_failed_call(tmp_path):
     pytest.importorskip("nutpie")
     environment = {**os.environ, "PYTHONPATH": python_path()}
     out, _ = run_script(NUTPIE, str(tmp_path), fresh=True, timeout=850 if NUMBA else 150, environment=environment)
-    assert out.split() == [
-        "chains",
-        "in",
-        "turn",
+    assert out.splitlines() == [
+        "chains at once",
         "ZeroDivisionError",
         "WorkerError",
-        "KeyboardInterrupt",
+        *["draws so far"] * 2,
         "WorkerDied",
     ]

@@ -34,7 +34,7 @@ def test_session_of_this_process_is_seen_with_its_ranks(synchronize, n_ranks):
     lines = measure([one], 0.05)
     assert [line[1] for line in lines] == ["0 controller", *map(str, range(1, n_ranks))]
     assert [line[4] for line in lines] == ["0 %", *["100 %"] * (n_ranks - 1)]
-    assert all(float(line[5].split()[0]) > 1 for line in lines)
+    assert all(float(line[5].split()[0].replace(",", "")) > 1 for line in lines)
 
 
 def test_closed_session_is_not_shown(synchronize):

@@ -75,7 +75,7 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
         if importlib.util.find_spec("nutpie") is not None:
             from synkhronos.extensions.pymc.nutpie import diverted
 
-            ending.enter_context(diverted())
+            ending.enter_context(diverted(builder))
         yield ending.enter_context(model)
 
 

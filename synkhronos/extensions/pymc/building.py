@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import synkhronos
-from synkhronos._backends import TensorType, is_random_state
+from synkhronos._backends import TensorType, clone, is_random_state, stack_of, stacked
 from synkhronos.extensions.pymc.graphs import shardable
+from synkhronos.extensions.pymc.points import Density, Each
 from synkhronos.extensions.pymc.rows import ModelData, Scattered
 
 __all__ = ["Builder", "ModelFunction"]
@@ -45,9 +47,25 @@ class Builder:
 
     def __init__(self, data: ModelData) -> None:
         self._data = data
+        self._maps = False
+
+    @contextlib.contextmanager
+    def mapping(self) -> Iterator[None]:
+        """Build the first function of inputs and data in a ``with`` block as a `Density`, for several points."""
+        self._maps = True
+        try:
+            yield
+        finally:
+            self._maps = False
+
+    def divides(self, expressions: Sequence[Any]) -> bool:
+        """Return whether expressions use data that can be sharded."""
+        return bool(self._data.used_by(expressions))
 
     def __call__(self, plain: Callable[..., Any], asked: dict[str, Any]) -> Any:
         """Build an exact function, or PyMC's own if it does not use the data or only draws random numbers.
+
+        Functions without inputs are PyMC's own, too.
 
         Parameters
         ----------
@@ -61,11 +79,12 @@ class Builder:
         many = isinstance(outputs, (list, tuple))
         results = [getattr(one, "variable", one) for one in (outputs if many else [outputs])]
         only_draws = bool(updates) and all(map(is_random_state, updates))
-        if only_draws or not all(isinstance(getattr(one, "type", None), TensorType) for one in results):
+        are_tensors = all(isinstance(getattr(one, "type", None), TensorType) for one in results)
+        if only_draws or not are_tensors or not (inputs or updates):
             return plain(**asked)
         expressions = shardable([*results, *updates.values()], self._data)
         results, updates = expressions[: len(results)], dict(zip(updates, expressions[len(results) :]))
-        data = self._data.used_by([*results, *updates.values()], inputs, givens)
+        data = self._data.used_by(expressions, inputs, givens)
         if not data:
             return plain(**asked)
         scattered = list(dict.fromkeys(one for _, one in data))
@@ -78,6 +97,7 @@ class Builder:
             exact=True,
             **{name: value for name, value in asked.items() if name not in _OWN},
         )
+        undivided = functools.partial(build, givens=givens)
         divided = functools.partial(
             build,
             givens=[*((source, one.expression) for source, one in data), *givens.items()],
@@ -85,11 +105,35 @@ class Builder:
             whole={one.variable: one.whole for one in scattered},
             rebuild_strict=False,
         )
+        if self._maps:
+            self._maps = False
+            return self._density(divided, undivided, scattered, inputs, clone(results, replace=givens))
         try:
             exact = divided(blocked=True)
-        except ValueError:  # `blocked` allows only sums over rows, at the end of the graph
+        except ValueError:  # `blocked` allows only all-reduces, at the end of the graph
             exact = divided()
-        return ModelFunction(exact, scattered, functools.partial(build, givens=givens))
+        return ModelFunction(exact, scattered, undivided)
+
+    def _density(
+        self,
+        divided: Callable[..., Any],
+        undivided: Callable[..., Any],
+        scattered: Sequence[Scattered],
+        inputs: Sequence[Any],
+        results: Sequence[Any],
+    ) -> Density:
+        points = [stack_of(one) for one in inputs]
+
+        def by_points() -> Any:
+            values = stacked(lambda *entries: clone(results, replace=dict(zip(inputs, entries))), points)
+            return synkhronos.function(points, values, exact=True, plan="rows")
+
+        try:
+            exact, n_rows = divided(blocked=True, mapped=inputs), self._data.n_rows
+        except ValueError:
+            exact, n_rows = Each(divided()), None
+        by_rows = ModelFunction(exact, scattered, lambda: Each(undivided()))
+        return Density(by_rows, by_points, n_rows)
 
 
 class ModelFunction:
@@ -148,6 +192,11 @@ class ModelFunction:
                 one.scatter()
         function = self.exact if all(one.is_divided for one in self._data) else self._undivided()
         return function(*args, **kwargs)
+
+    @property
+    def n_ranks(self) -> int:
+        """The number of ranks that had the data in the last call."""
+        return self._data[0].n_ranks
 
     def copy(self, *args: Any, **kwargs: Any) -> ModelFunction:
         """Copy the function, with the arguments of PyTensor's ``Function.copy``."""

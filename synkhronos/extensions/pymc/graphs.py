@@ -50,7 +50,8 @@ def _positions_computed(expressions: Sequence[Any], data: ModelData) -> list[Any
     PyTensor makes such constants where it picks an element of each row. Sharding recognizes the positions.
     """
     arrays = [(one, data.axis(one)) for one in ancestors(list(expressions))]
-    positions, others = [], []
+    positions: list[tuple[Any, int]] = []
+    others: list[tuple[Any, int]] = []
     for one, axis in arrays:
         if axis is not None:
             (positions if _is_positions(one) else others).append((one, axis))

@@ -43,8 +43,8 @@ class Scattered:
         Replaces ``source`` in a sharded graph; the same rows of ``source`` as those of ``variable`` on all ranks.
     variable : shared variable
         Holds the rows along axis 0.
-    n_rows : int
-        The number of rows of the value that was sent last.
+    n_ranks, n_rows : int
+        The numbers of ranks and rows when the value was last sent.
     is_divided : bool
         Whether every rank has at least one row.
     is_variable : bool
@@ -54,7 +54,7 @@ class Scattered:
     def __init__(self, source: Any, axis: int) -> None:
         self.source, self._axis = source, axis
         self.is_variable = isinstance(source, SharedVariable)
-        self.n_rows, self.is_divided = 0, False
+        self.n_ranks, self.n_rows, self.is_divided = 0, 0, False
         lengths = list(retyped(source, free=(axis,)).shape)
         lengths.insert(0, lengths.pop(axis))
         empty = np.empty([length or 0 for length in lengths], source.dtype)
@@ -75,7 +75,7 @@ class Scattered:
         value = _value_of(self.source)
         synkhronos.scatter(self.variable, np.moveaxis(value, self._axis, 0))  # a view, for restart_workers
         on_ranks = synkhronos.get_lengths(self.variable)
-        self.n_rows, self.is_divided = int(sum(on_ranks)), all(on_ranks)
+        self.n_ranks, self.n_rows, self.is_divided = len(on_ranks), int(sum(on_ranks)), all(on_ranks)
         self._sent = value
 
     def __str__(self) -> str:
