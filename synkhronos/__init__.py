@@ -19,8 +19,8 @@ import sys
 from importlib import import_module
 
 from synkhronos._theano_compat import prepare as _install
+from synkhronos._utils import names_in_stub as _listed
 from synkhronos._utils import rendezvous as _rendezvous  # noqa: F401 - a process of several reports if it ends without `fork`
-from synkhronos._utils.public_names import listed as _listed
 
 __version__ = "0.2.0"
 

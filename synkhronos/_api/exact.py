@@ -121,9 +121,9 @@ class ExactFunction(Function):
         return self._graph.partition(compiled, self._planner.chooser.predictions(), slices, is_on_one_node)
 
     @property
-    def plan(self) -> str | None:
+    def plan(self) -> str:
         """The plan of later calls, as the argument ``plan`` of `function`. It can be set."""
-        return self._planner.asked
+        return self._planner.asked or current("plan").plan
 
     @plan.setter
     def plan(self, plan: str | None) -> None:
@@ -299,7 +299,7 @@ class ExactFunction(Function):
             self._graph,
             single=self._single,
             name=name,
-            plan=self.plan,
+            plan=self._planner.asked,
             options=self._options,
             measure=self._measure,
             again=self._again,

@@ -199,11 +199,10 @@ def test_points_of_several_chains(synchronize, build, n_ranks):
     with parallel(model_of(build)) as model:
         density = nutpie.compile_pymc_model(model).logp_func
     points, values, gradients = map(np.stack, zip(*alone(build)))
-    for function in (density._by_rows, density._build_by_points()):
-        for k in (3, 1):
-            found = function(points[:k])
-            np.testing.assert_allclose(found[0], values[:k], rtol=1e-10)
-            np.testing.assert_allclose(found[1], gradients[:k], rtol=0, atol=1e-10 * abs(gradients).max())
+    for k in (3, 1):
+        found = density(points[:k])
+        np.testing.assert_allclose(found[0], values[:k], rtol=1e-10)
+        np.testing.assert_allclose(found[1], gradients[:k], rtol=0, atol=1e-10 * abs(gradients).max())
 
 
 def test_the_hierarchical_model_has_at_most_two_exchanges(synchronize):

@@ -10,7 +10,8 @@ pytest.importorskip("pymc", reason="PyMC is not installed")
 
 from synkhronos.extensions.pymc._combiner import Combiner
 
-from synkhronos.extensions.pymc.points import Density, Each, Evaluator
+from synkhronos.extensions.pymc.building import Each
+from synkhronos.extensions.pymc.nutpie import combiner_of
 
 DOUBLES = ctypes.POINTER(ctypes.c_double)
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_uint64, DOUBLES, DOUBLES, DOUBLES, ctypes.c_void_p)
@@ -44,54 +45,68 @@ class Chains:
         return self.results
 
 
-def squares(sizes):
-    """Return a density, which notes the numbers of its points in ``sizes``."""
-
-    def by_rows(points):
-        sizes.append(len(points))
-        return -(points**2).sum(axis=1), -2 * points
-
-    return Density(by_rows, None, 10**6)
-
-
 @pytest.mark.parametrize("n_chains", [1, 2, 4, 9])
 def test_each_chain_gets_its_own_results(n_chains):
     sizes, failures = [], []
-    evaluator = Evaluator(squares(sizes), n_chains, 3, failures.append)
-    rng = np.random.default_rng(0)
-    points = rng.normal(size=(n_chains, 200, 3))
-    found = Chains(n_chains, lambda i: [evaluate(evaluator.combiner, point) for point in points[i]]).join()
-    evaluator.close()
+
+    def density(points):
+        sizes.append(len(points))
+        return -(points**2).sum(axis=1), -2 * points
+
+    combiner = combiner_of(density, n_chains, 3, failures.append)
+    points = np.random.default_rng(0).normal(size=(n_chains, 200, 3))
+    found = Chains(n_chains, lambda i: [evaluate(combiner, point) for point in points[i]]).join()
     for of_chain, results in zip(points, found):
         for point, (code, value, gradient) in zip(of_chain, results):
             assert code == 0 and value == -(point**2).sum() and np.array_equal(gradient, -2 * point)
     assert sum(sizes) == n_chains * 200 and max(sizes) <= n_chains and not failures
 
 
-def test_points_that_wait_are_one_call():
-    combiner = Combiner(4, 2)
-    points, values, gradients = np.empty((4, 2)), np.empty(0), np.empty((0, 2))
-    chains = Chains(3, lambda i: evaluate(combiner, np.full(2, float(i))))
-    taken = 0
-    while taken < 3:  # the first exchange may take one point before the others have arrived
-        k = combiner.exchange(values, gradients, points)
-        values, gradients = points[:k, 0].copy(), points[:k].copy()
-        taken += k
-    more = Chains(1, lambda i: evaluate(combiner, np.full(2, 5.0)))
-    assert combiner.exchange(values, gradients, points) == 1 and np.array_equal(points[0], [5, 5])
-    combiner.close()
-    assert [(code, value) for code, value, _ in chains.join()] == [(0, 0), (0, 1), (0, 2)]
-    assert more.join()[0][0] == -1
+def test_points_that_arrive_during_a_call_are_the_next_call():
+    calls, entered, go_on = [], threading.Event(), threading.Event()
+
+    def density(points):
+        calls.append(sorted(points[:, 0]))
+        entered.set()
+        assert go_on.wait(DEADLINE)
+        return points[:, 0], points
+
+    combiner = combiner_of(density, 4, 2, pytest.fail)
+    first = Chains(1, lambda i: evaluate(combiner, np.full(2, 7.0)))
+    assert entered.wait(DEADLINE)
+    arrived = [threading.Event() for _ in range(3)]
+
+    def arrive(i):
+        arrived[i].set()
+        return evaluate(combiner, np.full(2, float(i)))
+
+    others = Chains(3, arrive)
+    assert all(one.wait(DEADLINE) for one in arrived)
+    go_on.set()
+    assert [(code, value) for code, value, _ in first.join() + others.join()] == [(0, 7), (0, 0), (0, 1), (0, 2)]
+    assert calls[0] == [7] and sorted(x for call in calls[1:] for x in call) == [0, 1, 2]
+
+
+def test_a_chain_that_has_ended_is_not_waited_for():
+    calls = []
+
+    def density(points):
+        calls.append(len(points))
+        return points[:, 0], points
+
+    combiner = combiner_of(density, 2, 1, pytest.fail)
+    Chains(2, lambda i: [evaluate(combiner, np.zeros(1)) for _ in range(20 * (i + 1))]).join()
+    assert sum(calls) == 60 and calls[-10:] == [1] * 10
 
 
 @pytest.mark.parametrize(
     ("value", "gradient", "code"), [(1.0, 1.0, 0), (np.nan, 1.0, 4), (-np.inf, 1.0, 4), (1.0, np.inf, 3)]
 )
 def test_numbers_that_are_not_finite_are_divergences(value, gradient, code):
-    density = Density(lambda points: (np.full(len(points), value), np.full(points.shape, gradient)), None, 10**6)
-    evaluator = Evaluator(density, 1, 2, pytest.fail)
-    assert evaluate(evaluator.combiner, np.zeros(2))[0] == code
-    evaluator.close()
+    combiner = combiner_of(
+        lambda points: (np.full(len(points), value), np.full(points.shape, gradient)), 1, 2, pytest.fail
+    )
+    assert evaluate(combiner, np.zeros(2))[0] == code
 
 
 def test_an_exception_ends_all_chains_and_is_noted():
@@ -100,31 +115,42 @@ def test_an_exception_ends_all_chains_and_is_noted():
     def fail(points):
         raise ZeroDivisionError
 
-    evaluator = Evaluator(Density(fail, None, 10**6), 2, 1, failures.append)
-    codes = [code for code, *_ in Chains(2, lambda i: evaluate(evaluator.combiner, np.zeros(1))).join()]
-    assert codes == [-1, -1] and [type(one) for one in failures] == [ZeroDivisionError]
-    assert evaluate(evaluator.combiner, np.zeros(1))[0] == -1
-    evaluator.close()
+    combiner = combiner_of(fail, 3, 1, failures.append)
+    codes = [code for code, *_ in Chains(3, lambda i: evaluate(combiner, np.zeros(1))).join()]
+    assert codes == [-1, -1, -1] and [type(one) for one in failures] == [ZeroDivisionError]
+    assert evaluate(combiner, np.zeros(1))[0] == -1
 
 
 def test_closing_wakes_chains_that_wait():
-    combiner = Combiner(1, 1)
-    chains = Chains(3, lambda i: evaluate(combiner, np.zeros(1))[0])  # more than there are slots
-    assert combiner.exchange(np.empty(0), np.empty((0, 1)), np.empty((1, 1))) == 1
+    entered, go_on = threading.Event(), threading.Event()
+
+    def density(points):
+        entered.set()
+        assert go_on.wait(DEADLINE)
+        return points[:, 0], points
+
+    combiner = combiner_of(density, 1, 1, pytest.fail)
+    first = Chains(1, lambda i: evaluate(combiner, np.zeros(1))[0])
+    assert entered.wait(DEADLINE)
+    others = Chains(3, lambda i: evaluate(combiner, np.zeros(1))[0])  # more than there are slots
     combiner.close()
-    assert chains.join() == [-1, -1, -1]
-    assert combiner.exchange(np.empty(1), np.empty((1, 1)), np.empty((1, 1))) == 0
+    assert others.join() == [-1, -1, -1]
+    go_on.set()
+    assert first.join() == [-1]
 
 
 def test_arguments_are_checked():
-    combiner = Combiner(2, 3)
+    combiner = Combiner(print, np.empty((2, 3)), np.empty(2), np.empty((2, 3)))
     assert evaluate(combiner, np.zeros(2))[0] == -1
-    small, integers = np.empty((1, 3)), np.empty((2, 3), "int64")
-    for points in (small, integers):
-        with pytest.raises(ValueError, match="expected arrays of float64"):
-            combiner.exchange(np.empty(0), np.empty((0, 3)), points)
-    with pytest.raises(ValueError, match="at least one thread"):
-        Combiner(0, 3)
+    for arrays, message in (
+        ((np.empty((2, 3)), np.empty(2), np.empty((2, 2))), "one shape"),
+        ((np.empty((2, 3)), np.empty(1), np.empty((2, 3))), "one shape"),
+        ((np.empty((0, 3)), np.empty(0), np.empty((0, 3))), "one shape"),
+        ((np.empty((2, 3), "int64"), np.empty(2), np.empty((2, 3))), "float64 with 2 dimensions"),
+        ((np.empty((2, 3)), np.empty((2, 1)), np.empty((2, 3))), "float64 with 1 dimensions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Combiner(print, *arrays)
 
 
 def test_functions_of_one_point_are_called_for_each():

@@ -9,13 +9,24 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 import synkhronos
-from synkhronos._backends import TensorType, clone, is_random_state, stack_of, stacked
-from synkhronos.extensions.pymc.graphs import shardable
-from synkhronos.extensions.pymc.points import Density, Each
+from synkhronos._backends import (
+    T,
+    TensorConstant,
+    TensorType,
+    ancestors,
+    clone,
+    copied,
+    io_toposort,
+    is_random_state,
+    ops,
+    scalar,
+)
 from synkhronos.extensions.pymc.rows import ModelData, Scattered
 
-__all__ = ["Builder", "ModelFunction"]
+__all__ = ["Builder", "Each", "ModelFunction"]
 
 #: Arguments of `pytensor.function` that are passed in another way, or that exact functions do not use.
 _OWN = ("inputs", "outputs", "updates", "givens", "accept_inplace", "rebuild_strict")
@@ -47,11 +58,20 @@ class Builder:
 
     def __init__(self, data: ModelData) -> None:
         self._data = data
-        self._maps = False
+        self._maps = self._is_paused = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave all functions that PyMC requests in a ``with`` block to PyTensor."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     @contextlib.contextmanager
     def mapping(self) -> Iterator[None]:
-        """Build the first function of inputs and data in a ``with`` block as a `Density`, for several points."""
+        """Build the first function of inputs and data in a ``with`` block for several points at once."""
         self._maps = True
         try:
             yield
@@ -80,9 +100,9 @@ class Builder:
         results = [getattr(one, "variable", one) for one in (outputs if many else [outputs])]
         only_draws = bool(updates) and all(map(is_random_state, updates))
         are_tensors = all(isinstance(getattr(one, "type", None), TensorType) for one in results)
-        if only_draws or not are_tensors or not (inputs or updates):
+        if self._is_paused or only_draws or not are_tensors or not (inputs or updates):
             return plain(**asked)
-        expressions = shardable([*results, *updates.values()], self._data)
+        expressions = _shardable([*results, *updates.values()], self._data)
         results, updates = expressions[: len(results)], dict(zip(updates, expressions[len(results) :]))
         data = self._data.used_by(expressions, inputs, givens)
         if not data:
@@ -107,33 +127,37 @@ class Builder:
         )
         if self._maps:
             self._maps = False
-            return self._density(divided, undivided, scattered, inputs, clone(results, replace=givens))
+            exact: Any
+            try:
+                exact = divided(blocked=True, mapped=inputs)
+            except ValueError:
+                exact = Each(divided())
+            return ModelFunction(exact, scattered, lambda: Each(undivided()))
         try:
             exact = divided(blocked=True)
         except ValueError:  # `blocked` allows only all-reduces, at the end of the graph
             exact = divided()
         return ModelFunction(exact, scattered, undivided)
 
-    def _density(
-        self,
-        divided: Callable[..., Any],
-        undivided: Callable[..., Any],
-        scattered: Sequence[Scattered],
-        inputs: Sequence[Any],
-        results: Sequence[Any],
-    ) -> Density:
-        points = [stack_of(one) for one in inputs]
 
-        def by_points() -> Any:
-            values = stacked(lambda *entries: clone(results, replace=dict(zip(inputs, entries))), points)
-            return synkhronos.function(points, values, exact=True, plan="rows")
+class Each:
+    """Evaluates a function for each of several points, in one call each.
 
-        try:
-            exact, n_rows = divided(blocked=True, mapped=inputs), self._data.n_rows
-        except ValueError:
-            exact, n_rows = Each(divided()), None
-        by_rows = ModelFunction(exact, scattered, lambda: Each(undivided()))
-        return Density(by_rows, by_points, n_rows)
+    Parameters
+    ----------
+    function : callable
+        Function of one point.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, points: Any) -> list[Any]:
+        """Return the results, stacked along axis 0."""
+        return [np.stack(values) for values in zip(*map(self.function, points))]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
 
 
 class ModelFunction:
@@ -194,9 +218,9 @@ class ModelFunction:
         return function(*args, **kwargs)
 
     @property
-    def n_ranks(self) -> int:
-        """The number of ranks that had the data in the last call."""
-        return self._data[0].n_ranks
+    def n_ranks_and_rows(self) -> tuple[int, int]:
+        """The numbers of ranks and of rows in the last call."""
+        return self._data[0].n_ranks, self._data[0].n_rows
 
     def copy(self, *args: Any, **kwargs: Any) -> ModelFunction:
         """Copy the function, with the arguments of PyTensor's ``Function.copy``."""
@@ -237,3 +261,65 @@ class ModelFunction:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise synkhronos.SessionError(_OTHER_PROCESS)
+
+
+# -- graphs that can be sharded
+
+
+def _shardable(expressions: Sequence[Any], data: ModelData) -> list[Any]:
+    """Return equal expressions that need fewer collectives if they are sharded by the rows of the data."""
+    return _positions_computed(_checks_after_sums(expressions), data)
+
+
+def _checks_after_sums(expressions: Sequence[Any]) -> list[Any]:
+    """Apply checks of parameters to sums, in place of their terms.
+
+    The result of a check depends on all rows. So without this, the terms could be summed only after an all-reduce.
+    """
+    new: dict[Any, Any] = {}
+    for node in io_toposort([], list(expressions)):
+        inputs = [new.get(one, one) for one in node.inputs]
+        check = inputs[0].owner if inputs else None
+        if check is not None and isinstance(check.op, ops.CheckAndRaise):
+            terms, *conditions = check.inputs
+            if isinstance(node.op, ops.Sum):
+                new[node.outputs[0]] = check.op(*copied(node, [terms]), *conditions)
+                continue
+            if _reads_shape_only(node.op):  # as gradients do
+                inputs[0] = terms
+        if inputs != node.inputs:
+            new.update(zip(node.outputs, copied(node, inputs)))
+    return [new.get(one, one) for one in expressions]
+
+
+def _reads_shape_only(op: Any) -> bool:
+    """Return whether an operation reads only the shape of its first input."""
+    return isinstance(op, (ops.Shape, ops.Shape_i)) or isinstance(getattr(op, "scalar_op", None), scalar.Second)
+
+
+def _positions_computed(expressions: Sequence[Any], data: ModelData) -> list[Any]:
+    """Replace constants 0, 1, 2, … by the positions of the rows, which each rank computes.
+
+    PyTensor makes such constants where it picks an element of each row. Sharding recognizes the positions.
+    """
+    arrays = [(one, data.axis(one)) for one in ancestors(list(expressions))]
+    positions: list[tuple[Any, int]] = []
+    others: list[tuple[Any, int]] = []
+    for one, axis in arrays:
+        if axis is not None:
+            (positions if _is_positions(one) else others).append((one, axis))
+    if not positions or not others:
+        return list(expressions)
+    first, of_first = others[0]
+    replace = {}
+    for one, axis in positions:
+        order = [0 if i == axis else "x" for i in range(one.ndim)]
+        replace[one] = T.arange(first.shape[of_first], dtype=one.dtype).dimshuffle(order)
+    return list(clone(list(expressions), replace=replace))
+
+
+def _is_positions(variable: Any) -> bool:
+    if not isinstance(variable, TensorConstant) or variable.dtype not in ("int32", "int64"):
+        return False
+    values = variable.data.ravel()
+    return values[-1] == len(values) - 1 and np.array_equal(values, np.arange(len(values)))

@@ -1,8 +1,12 @@
 """Support for nutpie, a sampler written in Rust: build a model's functions for it, and raise their exceptions.
 
-nutpie calls compiled code, in one thread for each chain. Here this is the code of a `Combiner`, so that all chains that
-wait for an evaluation are evaluated in one call on all ranks. In compiled code an exception becomes an error without a
+nutpie calls compiled code, in one thread for each chain. Here this is the code of a `Combiner`, so that the points of
+all chains that wait are evaluated in one call on all ranks. In compiled code an exception becomes an error without a
 message; here it is raised where the program waits for draws.
+
+Where dividing rows gains nothing, ranks are divided over points instead: nutpie's own model computes all rows, on as
+many cores as there are ranks, in the controller's process. So there is no communication. The choice is made before the
+chains start, by measured times, and then stays the same: so the draws depend on the seed, not on which points meet.
 """
 
 from __future__ import annotations
@@ -12,21 +16,26 @@ import ctypes
 import dataclasses
 import functools
 import threading
+import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from synkhronos.extensions.pymc.building import Builder
-from synkhronos.extensions.pymc.points import Density, Evaluator
+from synkhronos.extensions.pymc._combiner import Combiner
+from synkhronos.extensions.pymc.building import Builder, Each
 
 __all__ = ["diverted"]
 
 _MOST_THREADS = 64
-_EXPAND = ctypes.CFUNCTYPE(
-    ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64, *[ctypes.POINTER(ctypes.c_double)] * 2, ctypes.c_void_p
-)
+_SECONDS, _LEAST = 0.05, 5  # of calls that are timed
+#: Rows from which it is always faster to divide rows than points.
+_MANY_ROWS = 200_000
+_NEAR = 1.1
+_WAKE_UP = 1e-4  # seconds between two calls, in which the threads of the chains wake up
+_DOUBLES = ctypes.POINTER(ctypes.c_double)
+_EXPAND = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64, _DOUBLES, _DOUBLES, ctypes.c_void_p)
 
 
 @contextlib.contextmanager
@@ -93,8 +102,13 @@ def compile_pymc_model(
         "jitter_rvs": jitter_rvs,
         "default_initialization_strategy": default_initialization_strategy,
     }
+
+    def own() -> Any:
+        with builder.paused():
+            return plain(model, var_names=var_names, **start_at)
+
     if not builder.divides([model.logp()]):
-        return plain(model, var_names=var_names, **start_at)
+        return own()
     if default_initialization_strategy == "support_point" and jitter_rvs is None:
         jitter_rvs = set(model.free_RVs)
     initial = make_initial_point_fn(
@@ -132,6 +146,7 @@ def compile_pymc_model(
         expand_func=expand,
         reparameterized_names=reparameterized,
         failures=failures,
+        own=OwnModel(own, model.data_vars),
     )
 
 
@@ -168,29 +183,127 @@ def _model_class() -> type:
     @dataclasses.dataclass(frozen=True)
     class Model(CompiledPyMCModel):
         failures: Any = None
+        own: Any = None
 
         def _make_sampler(self, settings: Any, init_mean: Any, cores: int, *others: Any) -> Any:
             n_chains = settings.as_dict()["settings"]["num_chains"]
             n_threads = max(1, min(n_chains, _MOST_THREADS))
-            density: Density = self.logp_func
             self.failures.first = None  # of an earlier run
-            density.choose(np.tile(self.initial_point_func(None), (n_threads, 1)))
-            evaluator = Evaluator(density, n_threads, self.n_dim, self.failures.note)
-            address = types.SimpleNamespace(data=evaluator.combiner.argument)
-            code = types.SimpleNamespace(address=evaluator.combiner.function, keeps=evaluator.combiner)
-            own: Any = {"compiled_logp_func": code, "user_data": types.SimpleNamespace(ctypes=address)}
-            running = dataclasses.replace(self, **own)
-            try:
-                sampler = super(Model, running)._make_sampler(settings, init_mean, n_threads, *others)
-            except BaseException:
-                evaluator.close()
-                raise
-            return Sampler(sampler, evaluator, self.failures)
+            faster = self.own.if_faster(self.logp_func, self.initial_point_func(None), n_threads)
+            if faster is not None:
+                model, n_cores = faster
+                return model._make_sampler(settings, init_mean, n_cores, *others)
+            combiner = combiner_of(self.logp_func, n_threads, self.n_dim, self.failures.note)
+            argument = types.SimpleNamespace(data=combiner.argument)
+            code: Any = {
+                "compiled_logp_func": types.SimpleNamespace(address=combiner.function, keeps=combiner),
+                "user_data": types.SimpleNamespace(ctypes=argument),
+            }
+            running = dataclasses.replace(self, **code)
+            sampler = super(Model, running)._make_sampler(settings, init_mean, n_threads, *others)
+            return Sampler(sampler, combiner, self.failures)
 
         def with_data(self, **updates: Any) -> Any:
             raise ValueError(f"with_data: set {sorted(updates)} by pm.set_data, which the model's functions follow")
 
     return Model
+
+
+class OwnModel:
+    """nutpie's own model, which is compiled and used where it is faster than to divide rows.
+
+    Parameters
+    ----------
+    build : callable
+        Builds it.
+    variables : list of shared variables
+        The model's ``pm.Data``, whose values nutpie's model copies.
+    """
+
+    def __init__(self, build: Callable[[], Any], variables: Sequence[Any]) -> None:
+        self._build, self._variables = build, list(variables)
+        self._values: list[Any] = []
+        self._model: Any = None
+        self._choices: dict[int, tuple[Any, int] | None] = {}
+
+    def if_faster(self, density: Any, point: Any, k: int) -> tuple[Any, int] | None:
+        """Return the model and the number of cores that it should use, if it is faster for k chains, else ``None``.
+
+        Parameters
+        ----------
+        density : ModelFunction
+            Function of several points.
+        point : array
+        k : int
+        """
+        values = [one.container.storage[0] for one in self._variables]
+        if len(values) != len(self._values) or any(new is not old for new, old in zip(values, self._values)):
+            self._values, self._model, self._choices = values, None, {}
+        if k not in self._choices:
+            self._choices[k] = self._chosen(density, point, k)
+        return self._choices[k]
+
+    def _chosen(self, density: Any, point: Any, k: int) -> tuple[Any, int] | None:
+        is_mapped = not isinstance(density.exact, Each)
+        function = density.exact if is_mapped else density.exact.function
+        function.plan = None
+        asked, function.plan = function.plan, "rows"
+        points = np.tile(point, (k, 1))
+        density(points)
+        n_ranks, n_rows = density.n_ranks_and_rows
+        if asked == "rows" or (is_mapped and n_ranks > 1 and n_rows >= _MANY_ROWS):
+            return None
+        if self._model is None:
+            self._model = self._build()
+        n_cores = min(k, n_ranks)
+        if asked == "controller":
+            return self._model, n_cores
+        code, data = self._model.compiled_logp_func.ctypes, self._model.user_data.ctypes.data
+        arrays = [array.ctypes.data_as(_DOUBLES) for array in (point, np.empty_like(point), np.empty(1))]
+        of_one = seconds_of(lambda: code(len(point), *arrays, data))
+        of_all = seconds_of(lambda: density(points)) + _WAKE_UP * (k > 1)
+        is_faster = of_one * -(-k // n_cores) < _NEAR * of_all  # other programs delay ranks more
+        return (self._model, n_cores) if is_faster else None
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    """Return the median of the seconds that a call takes, after two calls that are not timed."""
+    call()
+    call()
+    times: list[float] = []
+    end = time.perf_counter() + _SECONDS
+    while len(times) < _LEAST or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[len(times) // 2]
+
+
+def combiner_of(
+    density: Callable[[Any], Sequence[Any]], n_threads: int, n_dimensions: int, note: Callable[[BaseException], None]
+) -> Combiner:
+    """Return a combiner that evaluates a density for the threads of a sampler.
+
+    Parameters
+    ----------
+    density : callable
+        ``density(points)`` returns k values and, as an array of shape (k, n_dimensions), the gradients.
+    n_threads, n_dimensions : int
+    note : callable
+        Called with the exception, if the density raises one. The sampler then gets errors.
+    """
+    points, gradients = np.empty((n_threads, n_dimensions)), np.empty((n_threads, n_dimensions))
+    values = np.empty(n_threads)
+
+    def evaluate(k: int) -> bool:
+        try:
+            values[:k], gradients[:k] = density(points[:k])
+        except BaseException as failure:  # cannot pass through compiled code
+            note(failure)
+            return False
+        return True
+
+    return Combiner(evaluate, points, values, gradients)
 
 
 class Failures:
@@ -236,12 +349,12 @@ class Sampler:
     Parameters
     ----------
     sampler : nutpie._lib.PySampler
-    evaluator : Evaluator
+    combiner : Combiner
     failures : Failures
     """
 
-    def __init__(self, sampler: Any, evaluator: Evaluator, failures: Failures) -> None:
-        self._sampler, self._evaluator, self._failures = sampler, evaluator, failures
+    def __init__(self, sampler: Any, combiner: Any, failures: Failures) -> None:
+        self._sampler, self._combiner, self._failures = sampler, combiner, failures
 
     def wait(self, *args: Any) -> None:
         """Wait for the draws; raise the first exception of the model's functions."""
@@ -251,7 +364,7 @@ class Sampler:
             raise
         except BaseException as failure:
             self._failures.note(failure)
-            self._evaluator.close()
+            self._combiner.close()
             self._failures.check()
 
     def abort(self) -> None:
@@ -262,14 +375,14 @@ class Sampler:
             if self._failures.first is None:
                 raise
         finally:
-            self._evaluator.close()
+            self._combiner.close()
 
     def take_results(self) -> Any:
         """Return the draws; raise the recorded exception instead, if there is one."""
         self._failures.check()
         results = self._sampler.take_results()
         self._failures.check()  # a draw may have failed meanwhile
-        self._evaluator.close()
+        self._combiner.close()
         return results
 
     def __getattr__(self, name: str) -> Any:
