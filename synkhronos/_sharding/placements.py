@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -167,6 +168,7 @@ class Placed(NamedTuple):
 
 _OWN = os.path.dirname(os.path.dirname(__file__))
 _LIBRARIES = (*map(sysconfig.get_path, ("purelib", "platlib", "stdlib", "platstdlib")), "<frozen ")
+_NOT_SHOWN = (FOLDER, _OWN, threading.__file__)  # large graphs are built in a thread
 
 
 def described(variable: Any) -> str:
@@ -179,26 +181,31 @@ def line_of(variable: Any) -> str:
     """Return file, number and text of the user's line that created a variable; empty if it is not known.
 
     Theano often records no line of the program for gradients. The result is then the line of the nearest variable from
-    which the gradient is computed.
+    which the gradient is computed, or if no line is of the user's program, the first one of a library.
     """
-    waiting, seen = [variable], {variable}
+    waiting, seen, of_library = [variable], {variable}, ""
     while waiting:
-        found = next(filter(None, map(_own_line, waiting)), "")
-        if found:
-            return found
+        for one in waiting:
+            line, is_of_user = _own_line(one)
+            if is_of_user:
+                return line
+            of_library = of_library or line
         inputs = [one for each in waiting if each.owner is not None for one in each.owner.inputs]
         waiting = [one for one in dict.fromkeys(inputs) if one not in seen]
         seen.update(waiting)
         waiting.sort(key=lambda one: one.owner is None)  # the line that declares an input helps least
-    return ""
+    return of_library
 
 
-def _own_line(variable: Any) -> str:
-    """Return the innermost recorded line of the user's program, or of a library if there is none."""
+def _own_line(variable: Any) -> tuple[str, bool]:
+    """Return the innermost recorded line of the user's program, or of a library, and whether it is the user's."""
     traces = getattr(variable.tag, "trace", None) or []
-    frames = [frame for trace in traces for frame in reversed(trace) if not frame[0].startswith((FOLDER, _OWN))]
+    frames = [frame for trace in traces for frame in reversed(trace) if not frame[0].startswith(_NOT_SHOWN)]
     frames.sort(key=lambda frame: frame[0].startswith(_LIBRARIES))
-    return f"{os.path.basename(frames[0][0])}:{frames[0][1]} {frames[0][3] or ''}".strip() if frames else ""
+    if not frames:
+        return "", False
+    path, number, _, text = frames[0]
+    return f"{os.path.basename(path)}:{number} {text or ''}".strip(), not path.startswith(_LIBRARIES)
 
 
 # -- Apply nodes and operations

@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import os
+import re
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import synkhronos as synk
 
 pm = pytest.importorskip("pymc", reason="PyMC is not installed")
 
-from synkhronos.extensions.pymc import parallel  # noqa: E402
+from synkhronos.extensions.pymc import parallel, report  # noqa: E402
 
 N = 71
 NUMBA = theano.config.linker == "numba"
@@ -213,6 +215,22 @@ def test_the_hierarchical_model_has_at_most_two_exchanges(synchronize):
     assert [one.collective for one in partition] == ["all-reduce (sum)"] * 5
     assert len({one.meeting for one in partition}) <= 2
     assert sum(value.get_value().nbytes for value in function._pytensor_function.get_shared()) < N * 5 * 8 * 0.6
+
+
+def test_report(synchronize, capfd):
+    synchronize(2)
+    report(model_of(logistic))
+    out = capfd.readouterr().out
+    first, titles, *_, last = out.splitlines()
+    assert first == f"log-probability and gradient of 4 parameters; {N} rows on 2 ranks" and "collective" in titles
+    assert re.fullmatch(r"one evaluation: [\d.e+]+ ms, [\d.e+]+ ms by PyMC alone", last)
+    rows = [line for line in out.splitlines() if "all-reduce" in line]
+    assert len(rows) == 5 and all(Path(__file__).name in line and "test_report" not in line for line in rows), rows
+    with pytest.warns(RuntimeWarning, match="no data that can be sharded"):
+        with pm.Model() as model:
+            pm.Normal("x")
+        report(model)
+    assert not capfd.readouterr().out
 
 
 def test_new_data_are_seen(synchronize):

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import statistics
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import synkhronos
 from synkhronos import _backends
-from synkhronos.extensions.pymc.building import Builder
+from synkhronos.extensions.pymc.building import Builder, ModelFunction
 from synkhronos.extensions.pymc.rows import ModelData
 
-__all__ = ["parallel"]
+__all__ = ["parallel", "report"]
+
+_PAIRS = 25  # of calls that `report` times
 
 
 @contextlib.contextmanager
@@ -77,6 +81,64 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
 
             ending.enter_context(diverted(builder))
         yield ending.enter_context(model)
+
+
+def report(model: Any, rows: int | None = None) -> None:
+    """Print how the ranks divide the log-probability and gradient of a model, and the time of an evaluation.
+
+    The table names the collectives, with the lines of the program that built their variables. The evaluation, at the
+    model's initial point, is compared with PyMC's own function in this process. Each of both is compiled.
+
+    Parameters
+    ----------
+    model, rows
+        As for `parallel`.
+
+    Raises
+    ------
+    SessionError, TypeError, ValueError
+        As `parallel`.
+
+    Warns
+    -----
+    RuntimeWarning
+        If the model has no data that can be sharded; then nothing is printed.
+
+    Examples
+    --------
+    ::
+
+        synkhronos.extensions.pymc.report(model)
+    """
+    from pymc.blocking import DictToArrayBijection
+
+    with parallel(model, rows):
+        divided = _density(model)
+    function = divided._pytensor_function
+    if not isinstance(function, ModelFunction):
+        return
+    with contextlib.ExitStack() as ending:
+        ending.callback(_backends.divert(lambda plain, asked: plain(**asked)))
+        alone = _density(model)
+    point = DictToArrayBijection.map(model.initial_point())
+    times: list[list[float]] = [[], []]
+    for _ in range(_PAIRS):
+        for one, seconds in zip((divided, alone), times):
+            start = time.perf_counter()
+            one(point)
+            seconds.append(time.perf_counter() - start)
+    ours, theirs = (1000 * statistics.median(seconds[2:]) for seconds in times)
+    n_ranks, n_rows = function.n_ranks_and_rows
+    print(f"log-probability and gradient of {point.data.size} parameters; {n_rows:,} rows on {n_ranks} ranks")
+    print(function.partition)
+    print(f"one evaluation: {ours:.3g} ms, {theirs:.3g} ms by PyMC alone")
+
+
+def _density(model: Any) -> Any:
+    """Return PyMC's object for the log-probability and its gradient."""
+    made = model.logp_dlogp_function(ravel_inputs=True)
+    made.set_extra_values({})
+    return made
 
 
 @contextlib.contextmanager

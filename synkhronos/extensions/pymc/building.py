@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 
 import synkhronos
 from synkhronos._backends import (
+    FOLDER,
     T,
     TensorConstant,
     TensorType,
@@ -103,6 +106,7 @@ class Builder:
         if self._is_paused or only_draws or not are_tensors or not (inputs or updates):
             return plain(**asked)
         expressions = _shardable([*results, *updates.values()], self._data)
+        _forget_call(expressions)
         results, updates = expressions[: len(results)], dict(zip(updates, expressions[len(results) :]))
         data = self._data.used_by(expressions, inputs, givens)
         if not data:
@@ -264,6 +268,22 @@ class ModelFunction:
 
 
 # -- graphs that can be sharded
+
+#: Folders of code that is not the program's own.
+_LIBRARIES = (*map(sysconfig.get_path, ("purelib", "platlib", "stdlib", "platstdlib")), FOLDER, synkhronos.__path__[0])
+
+
+def _forget_call(expressions: Sequence[Any]) -> None:
+    """Remove the traces of variables that PyMC has made in this call, such as densities and gradients.
+
+    Messages and reports then name the lines in which the program built the model, rather than that of the call.
+    """
+    frames = (frame for frame, _ in traceback.walk_stack(None))
+    lines = ((frame.f_code.co_filename, frame.f_lineno) for frame in frames)
+    call = next((line for line in lines if not line[0].startswith((*_LIBRARIES, "<frozen "))), None)
+    for one in ancestors(list(expressions)):
+        if any(frame[:2] == call for trace in getattr(one.tag, "trace", None) or () for frame in trace):
+            one.tag.trace = []
 
 
 def _shardable(expressions: Sequence[Any], data: ModelData) -> list[Any]:

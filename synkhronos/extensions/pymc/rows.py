@@ -59,6 +59,7 @@ class Scattered:
         lengths.insert(0, lengths.pop(axis))
         empty = np.empty([length or 0 for length in lengths], source.dtype)
         self.variable = shared(empty, name=source.name or "data of the model", shape=tuple(lengths))
+        self.variable.tag.trace = getattr(source.tag, "trace", [])  # the line of the program that reports name
         order = [*range(1, axis + 1), 0, *range(axis + 1, source.ndim)]
         self.expression = self.variable.dimshuffle(order) if axis else self.variable
         back = [axis, *(one for one in range(source.ndim) if one != axis)]
