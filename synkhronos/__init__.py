@@ -21,6 +21,7 @@ from importlib import import_module
 from synkhronos._theano_compat import prepare as _install
 from synkhronos._utils import names_in_stub as _listed
 from synkhronos._utils import rendezvous as _rendezvous  # noqa: F401 - a process of several reports if it ends without `fork`
+from synkhronos._utils import warn_of_unusable_pymc as _warn_of_unusable_pymc
 
 __version__ = "0.2.0"
 
@@ -34,6 +35,7 @@ __all__ = sorted(_HOMES)
 __doc__ = __doc__ and __doc__.replace("The public names are", f"{_GROUPS}\n\nThe public names are", 1)
 
 _install()
+_warn_of_unusable_pymc()
 
 
 def __getattr__(name: str) -> object:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 import sysconfig
 import textwrap
 
@@ -130,3 +131,18 @@ def test_the_requirements_are_those_of_the_package():
     for _, module, requirement in ENGINES["pytensor"].packages[-2:]:
         assert module in OPTIONAL_PACKAGES
         assert f"\"{requirement}; python_version >= '3.12'\"" in text
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Theano needs Python 3.11 or earlier")
+@pytest.mark.parametrize(
+    ("bound", "is_warned"), [(">=1.25.0", True), (">1,>=1.99", True), (">=1.15.0", False), ("", False)]
+)
+def test_pymc_that_needs_a_later_numpy_is_named(tmp_path, bound, is_warned):
+    (tmp_path / "pymc.py").write_text("")
+    metadata = (
+        f"Metadata-Version: 2.1\nName: pymc\nVersion: 9.0\nRequires-Dist: scipy>=9\nRequires-Dist: numpy{bound}\n"
+    )
+    (tmp_path / "pymc-9.0.dist-info").mkdir()
+    (tmp_path / "pymc-9.0.dist-info" / "METADATA").write_text(metadata)
+    done = launch("--version", cache=tmp_path / "cache", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0 and ("PyMC does not work in this environment" in done.stderr) == is_warned, done.stderr
