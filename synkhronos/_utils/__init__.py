@@ -70,8 +70,8 @@ def warn_of_unusable_pymc() -> None:
     wanted = [bound[1] for bound in bounds if bound and _numbers(bound[1]) > _numbers(found)]
     if wanted:
         warnings.warn(
-            f"PyMC does not work in this environment, because it needs NumPy {wanted[0]} or later, and Theano needs the "
-            f"installed NumPy {found}: install PyMC in a new environment, with Python 3.12 or later",
+            f"PyMC does not work in this environment, because it needs NumPy {wanted[0]} or later, and Theano needs "
+            f"the installed NumPy {found}: install PyMC in a new environment, with Python 3.12 or later",
             RuntimeWarning,
             stacklevel=3,
         )
