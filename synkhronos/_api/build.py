@@ -89,9 +89,9 @@ def function(
         drawn for each row, each rank draws them for its own rows only. This is cheaper, and gives other numbers from
         the same distribution.
     blocked : bool
-        For exact functions that combine rows only by sums at the end, such as the loss of a large data set and its
-        gradient. Each rank computes in a loop over blocks of its rows, of 1 MiB, which stay in its core's cache until
-        all operations are done. This is faster if memory bandwidth limits the computation.
+        For exact functions that combine rows only at the end, by sums, products, minima or maxima, such as the loss of
+        a large data set and its gradient. Each rank computes in a loop over blocks of its rows, which stay in its
+        core's cache until all operations are done. This is faster if memory bandwidth limits the computation.
     mapped : list of variables, optional
         For exact functions with ``blocked=True`` and without updates: some of ``bcast_inputs``, of which a call gets k
         values, stacked along a new axis 0, with k at least 1. All outputs are stacked in the same way. Each block of
@@ -261,10 +261,10 @@ def _mapped(graph: _graph.Graph, mapped: Sequence[Variable], blocked: bool) -> t
     """Check the argument ``mapped``; return what `Graph.mapped` returns."""
     inputs = [graph.leaf_of(one) for one in mapped]
     others = [one for one in inputs if one not in graph.input_variables[graph.n_scattered :]]
-    if others or not blocked or graph.expressions[1]:
-        raise ValueError(
-            f"got mapped={list(mapped)!r}; expected some of bcast_inputs, blocked=True, and a function without updates"
-        )
+    if others:
+        raise ValueError(f"mapped has {others[0]}; expected some of bcast_inputs")
+    if not blocked or graph.expressions[1]:
+        raise ValueError("got mapped with blocked=False or updates; expected blocked=True, and no updates")
     return graph.mapped(inputs)
 
 

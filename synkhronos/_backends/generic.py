@@ -27,6 +27,7 @@ __all__ = [
     "make_printable",
     "mode_for_slices",
     "name_of_mode",
+    "of_equal_length",
     "rebuilt",
     "reduced",
     "running_parts",
@@ -94,6 +95,13 @@ def stacked(step: Callable[..., list[Any]], sequences: Sequence[Any]) -> list[An
     sequences : list of variables
     """
     return list(_backends.scan(step, sequences=list(sequences), return_list=True))
+
+
+def of_equal_length(stacks: Sequence[Any]) -> list[Any]:
+    """Return variables, with checks that they have as many entries along axis 0 as the first one."""
+    first, *others = stacks
+    check = ops.Assert("mapped: the inputs must have equally many values, stacked along axis 0")
+    return [first, *(check(one, T.eq(one.shape[0], first.shape[0])) for one in others)]
 
 
 # -- functions

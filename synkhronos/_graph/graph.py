@@ -37,6 +37,7 @@ from synkhronos._backends import (
     is_device_type,
     is_random_state,
     mode_for_slices,
+    of_equal_length,
     ops,
     rebuilt,
     stack_of,
@@ -388,7 +389,7 @@ class Graph:
             return list(clone(outputs, replace=dict(zip(stacks, entries))))
 
         ins = [copy_of(spec, stacks.get(spec.variable)) for spec in self._ins]
-        return self.part(stacked(each, list(stacks.values())), updates, ins=ins), stacks
+        return self.part(stacked(each, of_equal_length(list(stacks.values()))), updates, ins=ins), stacks
 
     def of_slices(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph:
         """Return a graph of operations of slices of arrays, which is compiled like this one."""

@@ -21,6 +21,7 @@ from synkhronos._backends import (
     io_toposort,
     known_lengths,
     leaves_of,
+    of_equal_length,
     stacked,
     substituted,
 )
@@ -110,7 +111,7 @@ def in_blocks(
 
 def _of_each(expressions: Sequence[Any], totals: Mapping[Any, Any], stacks: Mapping[Any, Any]) -> list[Any]:
     """Return expressions for each of the stacked values, from the stacked values that enter all-reduces."""
-    results = dict(stacks)
+    results = dict(zip(stacks, of_equal_length(list(stacks.values()))))
     for node in io_toposort([], list(expressions)):
         if isinstance(node.op, Collective):
             if any(one not in totals for one in node.inputs):
@@ -199,9 +200,11 @@ def _combined(op: str, total: Any, value: Any) -> Any:
 
 def _identity(op: str, dtype: str) -> Any:
     """Return the number that, combined with another one, gives the other one."""
+    if op in ("sum", "prod"):
+        return T.constant(int(op == "prod"), dtype=dtype)
     kind = np.dtype(dtype)
     lowest, highest = (-np.inf, np.inf) if kind.kind == "f" else (np.iinfo(kind).min, np.iinfo(kind).max)
-    return T.constant({"sum": 0, "prod": 1, "max": lowest, "min": highest}[op], dtype=dtype)
+    return T.constant(lowest if op == "max" else highest, dtype=dtype)
 
 
 def _intermediate_bytes(entering: Sequence[Any], with_rows: set[Any]) -> int:

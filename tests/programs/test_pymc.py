@@ -470,3 +470,84 @@ def test_nutpie_raises_the_error_of_a_failed_call(tmp_path):
         *["draws so far"] * 2,
         "WorkerDied",
     ]
+
+
+OWN_MODEL = """
+    import nutpie
+    import pymc as pm
+    from synkhronos.extensions.pymc import parallel
+
+    if theano.config.linker != "numba":
+        theano.config.linker, theano.config.cxx = "py", ""
+    settings = dict(draws=20, tune=20, chains=3, seed=4, progress_bar=False)
+    x = np.random.RandomState(0).randn(90, 3)
+    with pm.Model() as model:
+        rows = pm.Data("rows", x[:80])
+        pm.Normal("y", pm.math.dot(rows, pm.Normal("b", shape=3)), observed=x[:80].sum(axis=1))
+
+    def draws(compiled):
+        return nutpie.sample(compiled, **settings).posterior["b"].values
+
+    serial = draws(nutpie.compile_pymc_model(model))
+    for plan in ("controller", "auto", "rows"):
+        with synk.session(2, plan=plan):
+            with parallel(model):
+                compiled = nutpie.compile_pymc_model(model)
+            with parallel(model):  # another block
+                found = [draws(compiled) for _ in range(2)]
+                assert np.array_equal(*found) and compiled.logp_func.exact.plan == "rows"
+                own = [one is not None for one in compiled.own._choices.values()]
+                assert own == [np.array_equal(found[0], serial)], plan  # other rounding, and soon other draws
+                assert {"controller": own[0], "rows": not own[0], "auto": True}[plan]
+                pm.set_data({"rows": x[:80] * 2})
+                assert abs(draws(compiled).mean() - 0.5) < 0.1
+                pm.set_data({"rows": x[:80]})
+    print("chosen")
+
+    with synk.session(2), parallel(model):
+        sampler = nutpie.sample(compiled, blocking=False, **{**settings, "draws": 4000})
+        try:
+            sampler.wait(timeout=0.001)
+        except TimeoutError:
+            print("timeout")
+        sampler.pause()
+        sampler.resume()
+        assert sampler.wait().posterior["b"].shape == (3, 4000, 3)
+        sampler = nutpie.sample(compiled, blocking=False, **{**settings, "draws": 10 ** 7})
+        del sampler  # ends it
+        print("background")
+    with pm.Model() as fixed, synk.session(2):
+        pm.Normal("z")
+        pm.Normal("y", 0, 1, observed=x[:80, 0])
+        with parallel(fixed):
+            assert nutpie.sample(nutpie.compile_pymc_model(fixed), **settings).posterior["z"].shape == (3, 20)
+        print("fixed")
+"""
+
+
+def test_nutpies_own_model_where_it_is_faster():
+    pytest.importorskip("nutpie")
+    out, _ = run_script(OWN_MODEL, fresh=True, timeout=850 if NUMBA else 300)
+    assert out.split() == ["chosen", "timeout", "background", "fixed"]
+
+
+def matrix_of_positions():
+    """A covariate whose entries, but not its rows, are 0, 1, 2, …; categories, whose rows PyTensor picks by position."""
+    t = np.arange(2 * N).reshape(N, 2)
+    pm.Normal("y", 1e-2 * t * pm.Normal("b"), 1, observed=draws(N, 2))
+    pm.Normal("trend", 1e-2 * np.arange(N) * pm.Normal("c"), 1, observed=draws(N, seed=1))
+
+
+@pytest.mark.parametrize("build", [ordered, categorical, matrix_of_positions, logistic, mixture, crossed])
+def test_likelihoods_over_rows_are_computed_in_blocks_with_one_exchange(synchronize, build):
+    synchronize(3)
+    model = model_of(build)
+    nutpie = pytest.importorskip("nutpie")
+    with parallel(model):
+        function = model.logp_dlogp_function(ravel_inputs=True)
+        density = nutpie.compile_pymc_model(model).logp_func
+    check(function, alone(build))
+    for one in (function._pytensor_function, density):
+        assert type(one.exact).__name__ == "ExactFunction" and "meetings: 1;" in str(one.partition)
+        kinds = {node.op.__class__.__name__ for node in one.exact.maker.fgraph.apply_nodes}
+        assert "Scan" in kinds, kinds  # the loop over blocks

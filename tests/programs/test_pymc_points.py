@@ -87,6 +87,18 @@ def test_points_that_arrive_during_a_call_are_the_next_call():
     assert calls[0] == [7] and sorted(x for call in calls[1:] for x in call) == [0, 1, 2]
 
 
+def test_points_of_chains_that_wait_are_one_call():
+    sizes = []
+
+    def density(points):
+        sizes.append(len(points))
+        return points[:, 0], points
+
+    combiner = combiner_of(density, 4, 2, pytest.fail)
+    Chains(4, lambda i: [evaluate(combiner, np.zeros(2)) for _ in range(500)]).join()
+    assert sum(sizes) == 2000 and len(sizes) < 1000, sizes  # 500 if no chain is ever late
+
+
 def test_a_chain_that_has_ended_is_not_waited_for():
     calls = []
 

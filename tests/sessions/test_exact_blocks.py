@@ -125,14 +125,29 @@ def test_several_points(session, monkeypatch, plan):
         assert "meetings: 1" in str(function.partition)
 
 
+def test_several_values_of_two_inputs(three):
+    x, p, q = T.dvector("x"), T.dscalar("p"), T.dvector("q")
+    outputs = [(x * p).sum() * q.sum(), (T.outer(x, q)).max(axis=0) + p, (x**2).sum()]
+    function = synk.function([x], outputs, [p, q], exact=True, blocked=True, mapped=[q, p])
+    reference = theano.function([x, p, q], outputs)
+    rows, numbers, vectors = np.arange(7.0), np.array([2.0, -1.0, 0.5]), np.arange(6.0).reshape(3, 2) - 2
+    found = function(rows, numbers, vectors)
+    for stack, values in zip(found, zip(*(reference(rows, *each) for each in zip(numbers, vectors)))):
+        close(stack, np.stack(values), rtol=1e-13)
+    for fewer in ((numbers[:2], vectors), (numbers, vectors[:2])):
+        with pytest.raises((AssertionError, IndexError, synk.WorkerError)):
+            function(rows, *fewer)
+    close(function(rows, numbers, vectors), found, rtol=0)
+
+
 def test_mapped_inputs_are_checked(two):
     x, p = T.dvector("x"), T.dscalar("p")
     total = (x * p).sum()
-    for options, mapped in (({"blocked": True}, [x]), ({}, [p])):
-        with pytest.raises(ValueError, match="expected some of bcast_inputs, blocked=True"):
+    for options, mapped, message in (({"blocked": True}, [x], "mapped has x"), ({}, [p], "mapped with blocked=False")):
+        with pytest.raises(ValueError, match=message):
             synk.function([x], total, bcast_inputs=[p], exact=True, mapped=mapped, **options)
     w = theano.shared(0.0)
-    with pytest.raises(ValueError, match="a function without updates"):
+    with pytest.raises(ValueError, match="blocked=True, and no updates"):
         synk.function([x], total, [p], {w: total}, exact=True, blocked=True, mapped=[p])
     with pytest.raises(ValueError, match="without exact=True"):
         synk.function([x], total, [p], mapped=[p])

@@ -33,8 +33,9 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     to rounding. Data are sent to the ranks once, and again after ``set_data``. Functions that only draw random numbers
     are PyMC's own, and run on the controller. The block is also a context of the model, like ``with model:``.
 
-    All ranks evaluate the model for one chain at a time, so chains follow each other, whatever ``cores`` is. The
-    default number of chains is PyMC's.
+    With PyMC's own samplers, all ranks evaluate the model for one chain at a time, so chains follow each other,
+    whatever ``cores`` is. With nutpie, the points of all chains are evaluated at once. The default number of chains is
+    PyMC's.
 
     Parameters
     ----------
@@ -128,7 +129,7 @@ def report(model: Any, rows: int | None = None) -> None:
             one(point)
             seconds.append(time.perf_counter() - start)
     ours, theirs = (1000 * statistics.median(seconds[2:]) for seconds in times)
-    n_ranks, n_rows = function.n_ranks_and_rows
+    n_rows, n_ranks = function.data[0].n_rows, function.data[0].n_ranks
     print(f"log-probability and gradient of {point.data.size} parameters; {n_rows:,} rows on {n_ranks} ranks")
     print(function.partition)
     print(f"one evaluation: {ours:.3g} ms, {theirs:.3g} ms by PyMC alone")

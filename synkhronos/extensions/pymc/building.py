@@ -61,29 +61,16 @@ class Builder:
 
     def __init__(self, data: ModelData) -> None:
         self._data = data
-        self._maps = self._is_paused = False
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave all functions that PyMC requests in a ``with`` block to PyTensor."""
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
+        self._maps = False
 
     @contextlib.contextmanager
     def mapping(self) -> Iterator[None]:
-        """Build the first function of inputs and data in a ``with`` block for several points at once."""
+        """Build the first function with inputs in a ``with`` block for several points at once, if it uses the data."""
         self._maps = True
         try:
             yield
         finally:
             self._maps = False
-
-    def divides(self, expressions: Sequence[Any]) -> bool:
-        """Return whether expressions use data that can be sharded."""
-        return bool(self._data.used_by(expressions))
 
     def __call__(self, plain: Callable[..., Any], asked: dict[str, Any]) -> Any:
         """Build an exact function, or PyMC's own if it does not use the data or only draws random numbers.
@@ -103,44 +90,49 @@ class Builder:
         results = [getattr(one, "variable", one) for one in (outputs if many else [outputs])]
         only_draws = bool(updates) and all(map(is_random_state, updates))
         are_tensors = all(isinstance(getattr(one, "type", None), TensorType) for one in results)
-        if self._is_paused or only_draws or not are_tensors or not (inputs or updates):
+        if only_draws or not are_tensors or not (inputs or updates):
             return plain(**asked)
-        expressions = _shardable([*results, *updates.values()], self._data)
-        _forget_call(expressions)
-        results, updates = expressions[: len(results)], dict(zip(updates, expressions[len(results) :]))
+        maps, self._maps = self._maps, False
+        given = [*results, *updates.values()]
+        expressions = _shardable(given, self._data)
+        _forget_call([*given, *expressions])
         data = self._data.used_by(expressions, inputs, givens)
         if not data:
             return plain(**asked)
         scattered = list(dict.fromkeys(one for _, one in data))
-        build = functools.partial(
-            synkhronos.function,
-            [],
-            results if many else results[0],
-            bcast_inputs=asked["inputs"],
-            updates=list(updates.items()),
-            exact=True,
-            **{name: value for name, value in asked.items() if name not in _OWN},
-        )
-        undivided = functools.partial(build, givens=givens)
+        kwargs = {name: value for name, value in asked.items() if name not in _OWN}
+
+        def build(expressions: Sequence[Any], **options: Any) -> Any:
+            outputs, new = expressions[: len(results)], expressions[len(results) :]
+            return synkhronos.function(
+                [],
+                outputs if many else outputs[0],
+                bcast_inputs=asked["inputs"],
+                updates=list(zip(updates, new)),
+                exact=True,
+                **kwargs,
+                **options,
+            )
+
+        undivided = functools.partial(build, given, givens=givens)
         divided = functools.partial(
             build,
+            expressions,
             givens=[*((source, one.expression) for source, one in data), *givens.items()],
             sliceable_shareds=[one.variable for one in scattered],
             whole={one.variable: one.whole for one in scattered},
             rebuild_strict=False,
         )
-        if self._maps:
-            self._maps = False
-            exact: Any
-            try:
+        if maps:
+            with contextlib.suppress(ValueError):
                 exact = divided(blocked=True, mapped=inputs)
-            except ValueError:
-                exact = Each(divided())
-            return ModelFunction(exact, scattered, lambda: Each(undivided()))
+                return ModelFunction(exact, scattered, lambda: Each(undivided()))
         try:
             exact = divided(blocked=True)
         except ValueError:  # `blocked` allows only all-reduces, at the end of the graph
             exact = divided()
+        if maps:
+            return ModelFunction(Each(exact), scattered, lambda: Each(undivided()))
         return ModelFunction(exact, scattered, undivided)
 
 
@@ -160,7 +152,13 @@ class Each:
         """Return the results, stacked along axis 0."""
         return [np.stack(values) for values in zip(*map(self.function, points))]
 
+    def copy(self, *args: Any, **kwargs: Any) -> Each:
+        """Copy the function, with the arguments of PyTensor's ``Function.copy``."""
+        return Each(self.function.copy(*args, **kwargs))
+
     def __getattr__(self, name: str) -> Any:
+        if name == "function":  # is not there yet, while the object is copied
+            raise AttributeError(name)
         return getattr(self.function, name)
 
 
@@ -222,9 +220,9 @@ class ModelFunction:
         return function(*args, **kwargs)
 
     @property
-    def n_ranks_and_rows(self) -> tuple[int, int]:
-        """The numbers of ranks and of rows in the last call."""
-        return self._data[0].n_ranks, self._data[0].n_rows
+    def data(self) -> list[Scattered]:
+        """The data that the function uses."""
+        return list(self._data)
 
     def copy(self, *args: Any, **kwargs: Any) -> ModelFunction:
         """Copy the function, with the arguments of PyTensor's ``Function.copy``."""
@@ -322,24 +320,23 @@ def _positions_computed(expressions: Sequence[Any], data: ModelData) -> list[Any
 
     PyTensor makes such constants where it picks an element of each row. Sharding recognizes the positions.
     """
-    arrays = [(one, data.axis(one)) for one in ancestors(list(expressions))]
-    positions: list[tuple[Any, int]] = []
-    others: list[tuple[Any, int]] = []
-    for one, axis in arrays:
-        if axis is not None:
-            (positions if _is_positions(one) else others).append((one, axis))
-    if not positions or not others:
+    constants = [one for one in ancestors(list(expressions)) if isinstance(one, TensorConstant)]
+    rows = {one: axis for one in constants if (axis := data.axis(one)) is not None}
+    positions = [one for one, axis in rows.items() if _is_positions(one, axis)]
+    other = next((one for one in rows if one not in positions), None)
+    if not positions or other is None:
         return list(expressions)
-    first, of_first = others[0]
+    n_rows = other.shape[rows[other]]
     replace = {}
-    for one, axis in positions:
-        order = [0 if i == axis else "x" for i in range(one.ndim)]
-        replace[one] = T.arange(first.shape[of_first], dtype=one.dtype).dimshuffle(order)
+    for one in positions:
+        order = [0 if axis == rows[one] else "x" for axis in range(one.ndim)]
+        replace[one] = T.arange(n_rows, dtype=one.dtype).dimshuffle(order)
     return list(clone(list(expressions), replace=replace))
 
 
-def _is_positions(variable: Any) -> bool:
-    if not isinstance(variable, TensorConstant) or variable.dtype not in ("int32", "int64"):
+def _is_positions(constant: Any, axis: int) -> bool:
+    """Return whether a constant is 0, 1, 2, … along an axis, and all others have length 1."""
+    values = constant.data
+    if constant.dtype not in ("int32", "int64") or values.size != values.shape[axis]:
         return False
-    values = variable.data.ravel()
-    return values[-1] == len(values) - 1 and np.array_equal(values, np.arange(len(values)))
+    return np.array_equal(values.ravel(), np.arange(values.size))

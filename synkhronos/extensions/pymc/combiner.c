@@ -1,19 +1,19 @@
 /* `Combiner`: collects the points of several chains, which are threads of a sampler, so that one call evaluates them.
  *
  * A sampler in compiled code calls `evaluate` for each point, without Python's lock. The thread that completes the
- * expected number of points takes all that wait, calls a function of Python for them, and gives the others their
+ * expected number of points takes all that wait, calls a Python function for them, and gives the others their
  * results. It then goes on with its own chain, without having slept.
  *
  * As many points are expected as there are threads that had a point in one of the last two calls. The thread that has
- * waited longest does not wait for them longer than a tenth of the time that the last call took, or 0.1 ms. So a chain
- * that has ended delays two calls at most.
+ * waited longest waits for them a tenth of the time that the last call took, but 0.1 to 50 ms. So a chain that has ended
+ * delays two calls.
  *
  * Invariants
  * - `lock` protects all fields. Each call of `evaluate` occupies a slot from its start to its end.
  * - A waiting thread is woken by the thread that evaluates its point, with the results, or by `close`. While no thread
  *   evaluates, the thread that has waited longest wakes by itself at the deadline; it was woken for that when the last
  *   evaluation ended.
- * - If the function of Python fails, the combiner is closed: all calls return `FAILED`, later ones too.
+ * - If the Python function fails, the combiner is closed: all calls return `FAILED`, later ones too.
  * - The memory outlives all calls: the sampler must hold a reference to the `Combiner` while it may call `evaluate`.
  */
 #define PY_SSIZE_T_CLEAN
@@ -29,8 +29,9 @@
 /* What `evaluate` returns. A sampler takes positive codes for a divergence, and ends at a negative one. */
 enum { VALID = 0, GRADIENT_NOT_FINITE = 3, VALUE_NOT_FINITE = 4, FAILED = -1 };
 
-/* Nanoseconds in which a thread that was woken has its next point, on a virtual machine with busy cores. */
-enum { WAKE_UP = 100000 };
+/* Shortest and longest time to wait for more points, in nanoseconds. On a virtual machine with busy cores, a thread that
+ * was woken needs the shortest time until it has its next point. */
+enum { SHORTEST = 100000, LONGEST = 50000000 };
 
 enum state { FREE, WAITING, IN_WORK, DONE };
 
@@ -73,11 +74,11 @@ static int64_t now(void)
     return time.tv_sec * INT64_C(1000000000) + time.tv_nsec;
 }
 
-/* The time until which a thread waits for more points from now on. */
+/* Deadline for further points, counted from now. */
 static int64_t next_deadline(const Combiner *self)
 {
     int64_t delay = self->duration / 10;
-    return now() + (delay > WAKE_UP ? delay : WAKE_UP);
+    return now() + (delay < SHORTEST ? SHORTEST : delay > LONGEST ? LONGEST : delay);
 }
 
 static struct slot *free_slot(Combiner *self)
@@ -179,16 +180,16 @@ static void give_results(Combiner *self)
     }
 }
 
-/* Call the function of Python for `n` points; return whether it returned a true value. */
+/* Call the Python function for `n` points; return whether it returned a true value. */
 static bool call_python(Combiner *self, size_t n)
 {
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *result = PyObject_CallFunction(self->function, "n", (Py_ssize_t)n);
-    bool is_right = result && PyObject_IsTrue(result) == 1;
+    bool succeeded = result && PyObject_IsTrue(result) == 1;
     Py_XDECREF(result);
     PyErr_Clear();
     PyGILState_Release(state);
-    return is_right;
+    return succeeded;
 }
 
 /* Evaluate all points that wait. The caller holds the lock, which is released meanwhile. */
@@ -198,11 +199,11 @@ static void evaluate_points(Combiner *self)
     take_points(self);
     pthread_mutex_unlock(&self->lock);
     int64_t start = now();
-    bool is_right = call_python(self, self->n_in_work);
+    bool succeeded = call_python(self, self->n_in_work);
     pthread_mutex_lock(&self->lock);
     self->is_busy = false;
     self->duration = now() - start;
-    if (!is_right)
+    if (!succeeded)
         fail(self);
     give_results(self);
     struct slot *oldest = oldest_slot(self);
@@ -258,7 +259,7 @@ static int64_t evaluate(uint64_t n_dimensions, const double *point, double *grad
     return code;
 }
 
-/* -- the type of Python */
+/* -- the Python type */
 
 /* Get a writable array of float64; NULL with an exception set for another object. */
 static double *doubles_of(PyObject *object, Py_buffer *buffer, int ndim)
@@ -332,9 +333,17 @@ failed:
     return NULL;
 }
 
+/* The function may refer to an exception whose traceback refers to this object. */
+static int combiner_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Py_VISIT(((Combiner *)object)->function);
+    return 0;
+}
+
 static void combiner_dealloc(PyObject *object)
 {
     Combiner *self = (Combiner *)object;
+    PyObject_GC_UnTrack(object);
     if (self->is_initialized) {
         for (size_t i = 0; i < self->n_slots; i++)
             pthread_cond_destroy(&self->slots[i].changed);
@@ -375,7 +384,8 @@ static PyTypeObject CombinerType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "synkhronos.extensions.pymc._combiner.Combiner",
     .tp_doc = "Combiner(function, points, values, gradients)\n--\n\nCollects the points of a sampler's threads.",
     .tp_basicsize = sizeof(Combiner),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_traverse = combiner_traverse,
     .tp_new = combiner_new,
     .tp_dealloc = combiner_dealloc,
     .tp_methods = methods,

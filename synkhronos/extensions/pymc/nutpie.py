@@ -6,7 +6,7 @@ message; here it is raised where the program waits for draws.
 
 Where dividing rows gains nothing, ranks are divided over points instead: nutpie's own model computes all rows, on as
 many cores as there are ranks, in the controller's process. So there is no communication. The choice is made before the
-chains start, by measured times, and then stays the same: so the draws depend on the seed, not on which points meet.
+chains start, by measured times, and then stays the same: so the draws do not depend on which points meet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
-import threading
+import os
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +23,17 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos._backends import SharedVariable, ancestors, divert
 from synkhronos.extensions.pymc._combiner import Combiner
-from synkhronos.extensions.pymc.building import Builder, Each
+from synkhronos.extensions.pymc.building import Builder, Each, ModelFunction
 
 __all__ = ["diverted"]
 
 _MOST_THREADS = 64
 _SECONDS, _LEAST = 0.05, 5  # of calls that are timed
-#: Rows from which it is always faster to divide rows than points.
-_MANY_ROWS = 200_000
-_NEAR = 1.1
+#: Bytes of data from which rows are divided without a comparison with nutpie's own model, which would copy the data.
+_LARGE = 1 << 25
+_NEAR = 1.1  # a smaller gain from dividing rows does not count: other programs delay ranks, which wait for each other
 _WAKE_UP = 1e-4  # seconds between two calls, in which the threads of the chains wake up
 _DOUBLES = ctypes.POINTER(ctypes.c_double)
 _EXPAND = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64, _DOUBLES, _DOUBLES, ctypes.c_void_p)
@@ -43,16 +44,15 @@ def diverted(builder: Builder) -> Iterator[None]:
     """Replace ``nutpie.compile_pymc_model``, which `pm.sample` calls, by this module's version in a ``with`` block."""
     import nutpie
 
-    plain = nutpie.compile_pymc_model
-    nutpie.compile_pymc_model = functools.partial(compile_pymc_model, plain, builder)
+    before = nutpie.compile_pymc_model
+    nutpie.compile_pymc_model = functools.partial(compile_pymc_model, builder)
     try:
         yield
     finally:
-        nutpie.compile_pymc_model = plain
+        nutpie.compile_pymc_model = before
 
 
 def compile_pymc_model(
-    plain: Callable[..., Any],
     builder: Builder,
     model: Any,
     *,
@@ -67,8 +67,6 @@ def compile_pymc_model(
 
     Parameters
     ----------
-    plain : callable
-        nutpie's own function, for models whose density does not use data that can be sharded.
     builder : Builder
     model, initial_points, jitter_rvs, default_initialization_strategy, var_names
         As in nutpie.
@@ -80,7 +78,8 @@ def compile_pymc_model(
     Returns
     -------
     nutpie's model
-        Its samplers raise the exceptions of the model's functions.
+        Its samplers raise the exceptions of the model's functions. If the density does not use data that can be
+        sharded, this is nutpie's own model.
 
     Raises
     ------
@@ -103,12 +102,11 @@ def compile_pymc_model(
         "default_initialization_strategy": default_initialization_strategy,
     }
 
-    def own() -> Any:
-        with builder.paused():
-            return plain(model, var_names=var_names, **start_at)
+    def build_own() -> Any:
+        with contextlib.ExitStack() as ending:
+            ending.callback(divert(lambda plain, asked: plain(**asked)))
+            return compile_pymc.compile_pymc_model(model, var_names=var_names, **start_at)
 
-    if not builder.divides([model.logp()]):
-        return own()
     if default_initialization_strategy == "support_point" and jitter_rvs is None:
         jitter_rvs = set(model.free_RVs)
     initial = make_initial_point_fn(
@@ -127,46 +125,63 @@ def compile_pymc_model(
             pymc_initial_point_fn=initial,
             var_names=var_names,
         )
+    if not isinstance(density, ModelFunction):
+        return build_own()
     dims, coords = compile_pymc._prepare_dims_and_coords(model, shape_info, reparameterized)
-    failures = Failures()
+    shared_variables = [one for one in ancestors([model.logp()]) if isinstance(one, SharedVariable)]
     return _model_class()(
         _n_dim=n_dimensions,
         dims=dims,
         _coords=coords,
         _shapes={name: tuple(shape) for name, _, shape in zip(*shape_info)},
         compiled_logp_func=None,
-        compiled_expand_func=_compiled_expand(n_dimensions, n_expanded, expand, failures),
-        initial_point_func=failures.noted(start),
+        compiled_expand_func=_compiled_expand(n_dimensions, n_expanded, expand),
+        initial_point_func=compile_pymc._wrap_with_lock(start),
         shared_data={},
         shared_var_keys={},
         user_data=np.zeros(()),
         n_expanded=n_expanded,
         shape_info=shape_info,
         logp_func=density,
-        expand_func=expand,
+        expand_func=compile_pymc._wrap_with_lock(expand),
         reparameterized_names=reparameterized,
-        failures=failures,
-        own=OwnModel(own, model.data_vars),
+        own=OwnModel(build_own, [*model.data_vars, *shared_variables]),
     )
 
 
-def _compiled_expand(n_dimensions: int, n_expanded: int, expand: Any, failures: Failures) -> Any:
-    """Return what has the address of a C function that computes the draws of all variables from a point."""
-    compiled = getattr(getattr(expand, "vm", None), "jit_fn", None)
-    if compiled is not None and not expand.get_shared():  # numba's; a chain does not need Python's lock
-        import numba
-        from nutpie import compile_pymc
+def _compiled_expand(n_dimensions: int, n_expanded: int, expand: Any) -> Any:
+    """Return numba's compilation of the function that computes the draws of all variables from a point.
 
-        code, signature = compile_pymc._make_c_expand_func(
-            n_dimensions, n_expanded, compiled, compile_pymc.make_user_data({}, {}), [], {}
-        )
-        return numba.cfunc(signature)(code)
-    call = failures.noted(expand)
+    ``None`` if it cannot be used. With it, a chain does not need Python's lock.
+    """
+    compiled = getattr(getattr(expand, "vm", None), "jit_fn", None)
+    if compiled is None or isinstance(expand, ModelFunction) or expand.get_shared():
+        return None
+    import numba
+    from nutpie import compile_pymc
+
+    no_data = compile_pymc.make_user_data({}, {})
+    code, signature = compile_pymc._make_c_expand_func(n_dimensions, n_expanded, compiled, no_data, [], {})
+    return numba.cfunc(signature)(code)
+
+
+def _expand_in_python(expand: Callable[..., Any], failures: Failures) -> Any:
+    """Return an object whose `address` is that of a C function that calls a Python function to compute the draws."""
+
+    def store(point: Any, values: Any) -> None:
+        (found,) = expand(np.array(point))
+        if found.shape != values.shape:
+            raise ValueError(
+                f"a draw has {found.size} numbers, and the model was compiled for {values.size}: pm.set_data has "
+                "changed the shape of a variable that is stored. Compile the model again"
+            )
+        values[:] = found
+
+    noted = failures.noted(store)
 
     def in_python(n_point: int, n_values: int, point: Any, values: Any, _: Any) -> int:
         try:
-            (found,) = call(np.array(np.ctypeslib.as_array(point, (n_point,))))
-            np.ctypeslib.as_array(values, (n_values,))[:] = found
+            noted(np.ctypeslib.as_array(point, (n_point,)), np.ctypeslib.as_array(values, (n_values,)))
         except BaseException:  # is noted; an exception cannot pass through compiled code
             return -1
         return 0
@@ -182,26 +197,29 @@ def _model_class() -> type:
 
     @dataclasses.dataclass(frozen=True)
     class Model(CompiledPyMCModel):
-        failures: Any = None
         own: Any = None
 
         def _make_sampler(self, settings: Any, init_mean: Any, cores: int, *others: Any) -> Any:
             n_chains = settings.as_dict()["settings"]["num_chains"]
             n_threads = max(1, min(n_chains, _MOST_THREADS))
-            self.failures.first = None  # of an earlier run
-            faster = self.own.if_faster(self.logp_func, self.initial_point_func(None), n_threads)
+            faster = self.own.if_faster(self.logp_func, self.initial_point_func(0), n_threads)
             if faster is not None:
                 model, n_cores = faster
+                model = dataclasses.replace(model, _transform_adapt_args=self._transform_adapt_args)
                 return model._make_sampler(settings, init_mean, n_cores, *others)
-            combiner = combiner_of(self.logp_func, n_threads, self.n_dim, self.failures.note)
+            failures = Failures()
+            combiner = combiner_of(self.logp_func, n_threads, self.n_dim, failures.note)
             argument = types.SimpleNamespace(data=combiner.argument)
-            code: Any = {
+            changes: Any = {
                 "compiled_logp_func": types.SimpleNamespace(address=combiner.function, keeps=combiner),
                 "user_data": types.SimpleNamespace(ctypes=argument),
+                "initial_point_func": failures.noted(self.initial_point_func),
             }
-            running = dataclasses.replace(self, **code)
+            if self.compiled_expand_func is None:
+                changes["compiled_expand_func"] = _expand_in_python(self.expand_func, failures)
+            running = dataclasses.replace(self, **changes)
             sampler = super(Model, running)._make_sampler(settings, init_mean, n_threads, *others)
-            return Sampler(sampler, combiner, self.failures)
+            return Sampler(sampler, combiner, failures)
 
         def with_data(self, **updates: Any) -> Any:
             raise ValueError(f"with_data: set {sorted(updates)} by pm.set_data, which the model's functions follow")
@@ -217,14 +235,14 @@ class OwnModel:
     build : callable
         Builds it.
     variables : list of shared variables
-        The model's ``pm.Data``, whose values nutpie's model copies.
+        The shared variables of the density, whose values nutpie's model copies.
     """
 
     def __init__(self, build: Callable[[], Any], variables: Sequence[Any]) -> None:
-        self._build, self._variables = build, list(variables)
+        self._build, self._variables = build, list(dict.fromkeys(variables))
         self._values: list[Any] = []
         self._model: Any = None
-        self._choices: dict[int, tuple[Any, int] | None] = {}
+        self._choices: dict[Any, tuple[Any, int] | None] = {}
 
     def if_faster(self, density: Any, point: Any, k: int) -> tuple[Any, int] | None:
         """Return the model and the number of cores that it should use, if it is faster for k chains, else ``None``.
@@ -239,30 +257,33 @@ class OwnModel:
         values = [one.container.storage[0] for one in self._variables]
         if len(values) != len(self._values) or any(new is not old for new, old in zip(values, self._values)):
             self._values, self._model, self._choices = values, None, {}
-        if k not in self._choices:
-            self._choices[k] = self._chosen(density, point, k)
-        return self._choices[k]
-
-    def _chosen(self, density: Any, point: Any, k: int) -> tuple[Any, int] | None:
         is_mapped = not isinstance(density.exact, Each)
         function = density.exact if is_mapped else density.exact.function
         function.plan = None
         asked, function.plan = function.plan, "rows"
         points = np.tile(point, (k, 1))
         density(points)
-        n_ranks, n_rows = density.n_ranks_and_rows
-        if asked == "rows" or (is_mapped and n_ranks > 1 and n_rows >= _MANY_ROWS):
-            return None
-        if self._model is None:
-            self._model = self._build()
-        n_cores = min(k, n_ranks)
+        n_ranks = density.data[0].n_ranks
+        key = (asked, n_ranks, k)
+        if key not in self._choices:
+            is_large = is_mapped and n_ranks > 1 and sum([one.n_bytes for one in density.data]) >= _LARGE
+            divides = asked == "rows" or (asked == "auto" and is_large)
+            self._choices[key] = None if divides else self._chosen(density, points, asked, n_ranks)
+        return self._choices[key]
+
+    def _chosen(self, density: Any, points: Any, asked: str, n_ranks: int) -> tuple[Any, int] | None:
+        self._model = self._model or self._build()
+        k, point = len(points), points[0]
+        n_cores = min(k, n_ranks, len(os.sched_getaffinity(0)))
         if asked == "controller":
             return self._model, n_cores
         code, data = self._model.compiled_logp_func.ctypes, self._model.user_data.ctypes.data
         arrays = [array.ctypes.data_as(_DOUBLES) for array in (point, np.empty_like(point), np.empty(1))]
-        of_one = seconds_of(lambda: code(len(point), *arrays, data))
+        own_call = lambda: code(len(point), *arrays, data)  # noqa: E731
+        if own_call() != 0:  # there is no density at this point, so its time says nothing
+            return None
         of_all = seconds_of(lambda: density(points)) + _WAKE_UP * (k > 1)
-        is_faster = of_one * -(-k // n_cores) < _NEAR * of_all  # other programs delay ranks more
+        is_faster = seconds_of(own_call) * -(-k // n_cores) < _NEAR * of_all
         return (self._model, n_cores) if is_faster else None
 
 
@@ -320,20 +341,15 @@ class Failures:
         self.first = self.first or failure
 
     def noted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function so that it records its exceptions, and after the first one only raises that again.
-
-        The wrapper runs the function in one thread at a time, as functions of PyTensor need it.
-        """
-        lock = threading.Lock()
+        """Wrap a function so that it records its exceptions, and raises the first one again in later calls."""
 
         def call(*args: Any) -> Any:
-            with lock:
-                self.check()
-                try:
-                    return function(*args)
-                except BaseException as failure:
-                    self.note(failure)
-                    raise
+            self.check()
+            try:
+                return function(*args)
+            except BaseException as failure:
+                self.note(failure)
+                raise
 
         return call
 
@@ -360,9 +376,9 @@ class Sampler:
         """Wait for the draws; raise the first exception of the model's functions."""
         try:
             self._sampler.wait(*args)
-        except KeyboardInterrupt:  # nutpie then aborts, and returns the draws so far
-            raise
         except BaseException as failure:
+            if self._failures.first is None and isinstance(failure, (KeyboardInterrupt, TimeoutError)):
+                raise  # the sampling goes on; after Ctrl-C, nutpie aborts it, and returns the draws so far
             self._failures.note(failure)
             self._combiner.close()
             self._failures.check()

@@ -66,6 +66,11 @@ class Scattered:
         self.whole = source.dimshuffle(back) if axis else source
         self._sent: Any = None
 
+    @property
+    def n_bytes(self) -> int:
+        """The bytes of all rows."""
+        return int(_value_of(self.source).nbytes)
+
     def send(self) -> None:
         """Scatter the current value, unless the ranks have it already."""
         if _value_of(self.source) is not self._sent:
