@@ -532,7 +532,7 @@ def test_nutpies_own_model_where_it_is_faster():
 
 
 def matrix_of_positions():
-    """A covariate whose entries, but not its rows, are 0, 1, 2, …; categories, whose rows PyTensor picks by position."""
+    """A covariate whose entries, but not its rows, are 0, 1, 2, …, and one whose rows are."""
     t = np.arange(2 * N).reshape(N, 2)
     pm.Normal("y", 1e-2 * t * pm.Normal("b"), 1, observed=draws(N, 2))
     pm.Normal("trend", 1e-2 * np.arange(N) * pm.Normal("c"), 1, observed=draws(N, seed=1))

@@ -239,7 +239,7 @@ def test_the_package_does_nothing_but_re_export():
         assert isinstance(node, (ast.Import, ast.ImportFrom, ast.Expr, ast.Assign)), ast.dump(node)
         if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
             assert isinstance(node.value, ast.Call)
-            assert node.value.func.id == "_install"  # the patches of Theano
+            assert node.value.func.id in ("_install", "_warn_of_unusable_pymc")  # the patches of Theano
 
 
 FORK = "n_parallel=None, use_gpu=None, master_rank=0, profile_workers=False, max_n_var=1000, max_dim=16"
@@ -341,7 +341,7 @@ assert not logging.getLogger("synkhronos").handlers
 
 
 def test_the_library_never_prints():
-    for path in MODULES:
+    for path in {*MODULES} - {PACKAGE / "extensions" / "pymc" / "__init__.py"}:  # its `report` prints
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and name_of(path) != "__main__":
                 assert node.func.id != "print", path
