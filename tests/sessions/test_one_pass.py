@@ -46,7 +46,7 @@ def passes(function):
 
 def compiled(function):
     """Return the compiled function that computes a call."""
-    return function._theano if function._plan != "controller" else function._user.compile()
+    return function._theano if function.plan != "controller" else function._user.compile()
 
 
 @pytest.mark.parametrize("rule", RULES)
