@@ -1,5 +1,6 @@
 # make demo            train the MNIST CNN on all cores; on PyTensor, a network for digits   (ARGS="--epochs 3")
 # make test            run all tests, in three processes   (ARGS="-k data -n 0")
+# make test-pymc       compare models of each PyMC distribution with PyMC alone   (PYTHON=python3.13)
 # make test-theano     run Theano's own tests   (ARGS=--quick, ARGS=theano.tests.test_rop)
 # make test-numba      run some tests with numba, PyTensor's default linker   (PYTHON=python3.13)
 # make test-machines   run tests of sessions on two nodes: processes of mpiexec on this machine   (ARGS="-k data")
@@ -26,7 +27,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-theano test-numba test-machines test-launchers test-opencl model exact-programs fuzz-sharding soak busy coverage bench bench-pytensor lint format docs links wheel clean
+.PHONY: help demo test test-pymc test-theano test-numba test-machines test-launchers test-opencl model exact-programs fuzz-sharding soak busy coverage bench bench-pytensor lint format docs links wheel clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -52,6 +53,9 @@ demo: $(VENV)/with-demos
 
 test: $(VENV)/with-test
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-pymc: $(VENV)/with-test
+	SYNKHRONOS_PYMC_MODELS=all $(BIN)/python -m pytest --numprocesses 3 tests/programs/test_pymc_models.py $(ARGS)
 
 test-theano: $(VENV)/with-test
 	$(BIN)/python tests/theano/run.py $(ARGS)
