@@ -497,7 +497,7 @@ OWN_MODEL = """
                 found = [draws(compiled) for _ in range(2)]
                 assert np.array_equal(*found) and compiled.logp_func.exact.plan == "rows"
                 own = [one is not None for one in compiled.own._choices.values()]
-                assert own == [np.array_equal(found[0], serial)], plan  # other rounding, and soon other draws
+                assert not own[0] or np.array_equal(found[0], serial), plan
                 assert {"controller": own[0], "rows": not own[0], "auto": True}[plan]
                 pm.set_data({"rows": x[:80] * 2})
                 assert abs(draws(compiled).mean() - 0.5) < 0.1
