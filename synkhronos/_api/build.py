@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from synkhronos import _backends, _graph
 from synkhronos._api.calibration import measured
-from synkhronos._api.choice import Costs
+from synkhronos._api.choice import Costs, check_plan
 from synkhronos._api.combine import Results
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
@@ -181,6 +181,7 @@ def function(
             raise ValueError("got ops of outputs or updates with exact=True, which infers them; leave the ops out")
         if random not in ("serial", "own"):
             raise ValueError(f'random is {random!r}; expected "serial" or "own"')
+        check_plan(plan)
         if whole is not None:
             whole = _graph.expressions_of_all_rows(whole, graph.sliceable_shareds)
         one = graph

@@ -516,7 +516,7 @@ class ChosenPlans(KeyedCache[Any]):
         return value
 
 
-def check_plan(plan: Any, fits_controller: bool) -> None:
+def check_plan(plan: Any, fits_controller: bool = True) -> None:
     """Raise `ValueError` for a plan that does not exist, or that a function cannot have."""
     if plan not in (None, *PLANS):
         raise ValueError(f"plan is {plan!r}; expected {', '.join(map(repr, PLANS))} or None")

@@ -113,7 +113,7 @@ class ExactFunction(Function):
 
     @property
     def partition(self) -> Any:
-        """Table of collectives, divided products and updates, and predicted times: see `Partition`."""
+        """Table of the collectives: a list, with ``products``, ``updates``, ``plans`` and ``picture(path)``."""
         session = None if self._session is None else self._session()
         slices = self._slices if session is None else slices_of(session, self._graph)
         compiled = (self._graph if slices is None else slices.graph).compile(self._plain)

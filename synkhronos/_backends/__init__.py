@@ -74,7 +74,7 @@ INTERFACE = {
         "compile_function", "config", "copied", "copy_stack_trace", "equal_computations", "execution", "get_mode",
         "get_scalar_constant_value", "grad", "input_like", "io_toposort", "known_lengths", "leaves_of", "machine",
         "plain_function", "printing", "raise_at", "rebuild_collect_shared", "redirect", "register", "reshaped_like",
-        "retyped", "scalar", "scan", "shared", "shared_like", "stack_of", "substituted",
+        "retyped", "scalar", "scan", "shared", "shared_like", "substituted",
         "updated_storage", "with_broadcastable",
     ),
     "ops": (

@@ -8,6 +8,7 @@ import inspect
 import io
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ __all__ = [
     "CONTINUOUS",
     "FOLDER",
     "INTEGERS",
+    "LIBRARIES",
     "accumulated",
     "constant_value",
     "divert",
@@ -31,12 +33,15 @@ __all__ = [
     "rebuilt",
     "reduced",
     "running_parts",
+    "stack_of",
     "stacked",
 ]
 
 _OWN = f"{_backends.engine}."
 #: Folder in which the backend is installed.
 FOLDER = os.path.dirname(str(sys.modules[_backends.engine].__file__))
+#: Beginnings of the paths of code that is not the program's own.
+LIBRARIES = (*map(sysconfig.get_path, ("purelib", "platlib", "stdlib", "platstdlib")), "<frozen ")
 INTEGERS = tuple([kind.dtype for kind in _backends.scalar.integer_types])
 #: The dtypes of values that have gradients.
 CONTINUOUS = tuple([kind.dtype for kind in _backends.scalar.continuous_types])
@@ -83,6 +88,11 @@ def accumulated(
         return_list=True,
     )
     return [values[-1] for values in all_steps]
+
+
+def stack_of(var: Any) -> Any:
+    """Make a new input for several values of a variable, stacked along a new axis 0."""
+    return _backends.retyped(var.dimshuffle("x", *range(var.ndim)), free=(0,))(var.name)
 
 
 def stacked(step: Callable[..., list[Any]], sequences: Sequence[Any]) -> list[Any]:

@@ -6,14 +6,13 @@ Also symbolic lengths (`Length`), and helpers that copy Apply nodes and find the
 from __future__ import annotations
 
 import os
-import sysconfig
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
-from synkhronos._backends import FOLDER, TensorType, constant_value, known_lengths, ops, with_broadcastable
+from synkhronos._backends import FOLDER, LIBRARIES, TensorType, constant_value, known_lengths, ops, with_broadcastable
 from synkhronos._backends import copied as node_with
 
 
@@ -167,7 +166,6 @@ class Placed(NamedTuple):
 # -- names and source lines of variables
 
 _OWN = os.path.dirname(os.path.dirname(__file__))
-_LIBRARIES = (*map(sysconfig.get_path, ("purelib", "platlib", "stdlib", "platstdlib")), "<frozen ")
 _NOT_SHOWN = (FOLDER, _OWN, threading.__file__)  # large graphs are built in a thread
 
 
@@ -201,11 +199,11 @@ def _own_line(variable: Any) -> tuple[str, bool]:
     """Return the innermost recorded line of the user's program, or of a library, and whether it is the user's."""
     traces = getattr(variable.tag, "trace", None) or []
     frames = [frame for trace in traces for frame in reversed(trace) if not frame[0].startswith(_NOT_SHOWN)]
-    frames.sort(key=lambda frame: frame[0].startswith(_LIBRARIES))
+    frames.sort(key=lambda frame: frame[0].startswith(LIBRARIES))
     if not frames:
         return "", False
     path, number, _, text = frames[0]
-    return f"{os.path.basename(path)}:{number} {text or ''}".strip(), not path.startswith(_LIBRARIES)
+    return f"{os.path.basename(path)}:{number} {text or ''}".strip(), not path.startswith(LIBRARIES)
 
 
 # -- Apply nodes and operations

@@ -132,11 +132,6 @@ def _scale_product(fgraph: Any, node: Any) -> Any:
 blas_optdb.register("synkhronos_scale_product", dfs_rewriter(_scale_product), FOR_EXACT, position=12)
 
 
-def stack_of(var: Any) -> Any:
-    """Make a new input for several values of a variable, stacked along a new axis 0."""
-    return T.TensorType(var.dtype, shape=(None, *var.type.shape))(var.name)
-
-
 def input_like(var: Any) -> Any:
     """Make a new input for values of a shared variable."""
     return T.TensorType(var.dtype, shape=tuple(1 if length == 1 else None for length in var.type.shape))()

@@ -89,11 +89,6 @@ def _scale_product(node: Any) -> Any:
 blas_optdb.register("synkhronos_scale_product", in2out(_scale_product), 11, FOR_EXACT)
 
 
-def stack_of(var: Any) -> Any:
-    """Make a new input for several values of a variable, stacked along a new axis 0."""
-    return T.TensorType(var.dtype, (False, *var.broadcastable))(var.name)
-
-
 def input_like(var: Any) -> Any:
     """Make a new input for values of a shared variable."""
     return T.TensorType(var.dtype, var.broadcastable)()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 import synkhronos
 from synkhronos._backends import (
     FOLDER,
+    LIBRARIES,
     T,
     TensorConstant,
     TensorType,
@@ -180,6 +180,7 @@ class ModelFunction:
     ----------
     exact : synkhronos.Function
         The exact function. Other attributes are looked up there.
+    data : list of Scattered
     trust_input : bool
         Can be set, but has no effect: inputs are always checked.
     """
@@ -187,7 +188,7 @@ class ModelFunction:
     trust_input = False
 
     def __init__(self, exact: Any, data: Sequence[Scattered], build_undivided: Callable[[], Any]) -> None:
-        self.exact, self._data, self._n_forks = exact, data, _n_forks
+        self.exact, self.data, self._n_forks = exact, data, _n_forks
         self._checked = [one for one in data if one.is_variable]
         self._build_undivided, self._built = build_undivided, None
 
@@ -206,28 +207,23 @@ class ModelFunction:
         if self._checked:
             for one in self._checked:
                 one.send()
-            if len({one.n_rows for one in self._data}) > 1:
+            if len({one.n_rows for one in self.data}) > 1:
                 return self._of_different_lengths(args, kwargs)
             if not all(one.is_divided for one in self._checked):
                 return self._undivided()(*args, **kwargs)
         try:
             return self.exact(*args, **kwargs)
         except ValueError:  # a new session does not have the data; other errors are raised again
-            self._checked = list(self._data)  # there may be more ranks now than constants have rows
+            self._checked = list(self.data)  # there may be more ranks now than constants have rows
             for one in self._checked:
                 one.scatter()
-        function = self.exact if all(one.is_divided for one in self._data) else self._undivided()
+        function = self.exact if all(one.is_divided for one in self.data) else self._undivided()
         return function(*args, **kwargs)
-
-    @property
-    def data(self) -> list[Scattered]:
-        """The data that the function uses."""
-        return list(self._data)
 
     def copy(self, *args: Any, **kwargs: Any) -> ModelFunction:
         """Copy the function, with the arguments of PyTensor's ``Function.copy``."""
         return ModelFunction(
-            self.exact.copy(*args, **kwargs), self._data, lambda: self._undivided().copy(*args, **kwargs)
+            self.exact.copy(*args, **kwargs), self.data, lambda: self._undivided().copy(*args, **kwargs)
         )
 
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
@@ -240,7 +236,7 @@ class ModelFunction:
         return self._built
 
     def _of_different_lengths(self, args: Any, kwargs: Any) -> Any:
-        lengths = ", ".join(f"{one}: {one.n_rows}" for one in self._data)
+        lengths = ", ".join(f"{one}: {one.n_rows}" for one in self.data)
         is_new = self._built is None
         try:
             result = self._undivided()(*args, **kwargs)
@@ -267,18 +263,16 @@ class ModelFunction:
 
 # -- graphs that can be sharded
 
-#: Folders of code that is not the program's own.
-_LIBRARIES = (*map(sysconfig.get_path, ("purelib", "platlib", "stdlib", "platstdlib")), FOLDER, synkhronos.__path__[0])
-
 
 def _forget_call(expressions: Sequence[Any]) -> None:
     """Remove the traces of variables that PyMC has made in this call, such as densities and gradients.
 
     Messages and reports then name the lines in which the program built the model, rather than that of the call.
     """
+    not_shown = (*LIBRARIES, FOLDER, synkhronos.__path__[0])
     frames = (frame for frame, _ in traceback.walk_stack(None))
     lines = ((frame.f_code.co_filename, frame.f_lineno) for frame in frames)
-    call = next((line for line in lines if not line[0].startswith((*_LIBRARIES, "<frozen "))), None)
+    call = next((line for line in lines if not line[0].startswith(not_shown)), None)
     for one in ancestors(list(expressions)):
         if any(frame[:2] == call for trace in getattr(one.tag, "trace", None) or () for frame in trace):
             one.tag.trace = []
