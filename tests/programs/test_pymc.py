@@ -505,14 +505,14 @@ OWN_MODEL = """
     print("chosen")
 
     with synk.session(2), parallel(model):
-        sampler = nutpie.sample(compiled, blocking=False, **{**settings, "draws": 4000})
+        sampler = nutpie.sample(compiled, blocking=False, **{**settings, "draws": 300})
         try:
             sampler.wait(timeout=0.001)
         except TimeoutError:
             print("timeout")
         sampler.pause()
         sampler.resume()
-        assert sampler.wait().posterior["b"].shape == (3, 4000, 3)
+        assert sampler.wait().posterior["b"].shape == (3, 300, 3)
         sampler = nutpie.sample(compiled, blocking=False, **{**settings, "draws": 10 ** 7})
         del sampler  # ends it
         print("background")
@@ -527,7 +527,7 @@ OWN_MODEL = """
 
 def test_nutpies_own_model_where_it_is_faster():
     pytest.importorskip("nutpie")
-    out, _ = run_script(OWN_MODEL, fresh=True, timeout=850 if NUMBA else 300)
+    out, _ = run_script(OWN_MODEL, fresh=True, timeout=850 if NUMBA else 150)
     assert out.split() == ["chosen", "timeout", "background", "fixed"]
 
 
