@@ -137,6 +137,17 @@ def potential_of_data():
     pm.Potential("rows", -T.sqr(y - T.dot((x - x.mean(axis=0)) / x.std(axis=0), pm.Normal("b", shape=3))))
 
 
+def truncated():
+    """Terms whose parts have checks of parameters, which some values of "b" do not pass."""
+    sigma = pm.Normal("b", initval=1.0) + np.linspace(0, 1, N)
+    pm.Truncated("y", pm.Normal.dist(0, sigma), lower=-1, upper=1, observed=np.clip(draws(N), -0.9, 0.9))
+
+
+def zero_inflated():
+    p = pm.math.sigmoid(draws(N) * pm.Normal("b"))
+    pm.ZeroInflatedPoisson("y", p, pm.math.exp(draws(N, seed=1) * pm.Normal("c")), observed=np.arange(N) % 4)
+
+
 def latent():
     """A model with a parameter for each row."""
     z = pm.Normal("z", shape=N)
@@ -146,7 +157,7 @@ def latent():
 MODELS = [
     *(hierarchical, of_data, logistic, poisson, crossed, mixture, hidden_markov, gaussian_process, missing, potential),
     *(multivariate, latent, likelihoods_of_two_lengths, censored, potential_of_data),
-    *(ordered, categorical),
+    *(ordered, categorical, truncated, zero_inflated),
 ]
 #: Models for which ranks gather rows of values or gradients. For all other models, ranks only add sums.
 GATHERED = {gaussian_process, missing, latent}
@@ -160,12 +171,18 @@ def model_of(build):
 
 
 @functools.cache
+def model_density(build):
+    """Return PyMC's own function for the log-probability and its gradient."""
+    return model_of(build).logp_dlogp_function(ravel_inputs=True)._pytensor_function
+
+
+@functools.cache
 def alone(build):
     """Return the values and gradients of PyMC's own function at some points."""
-    function = model_of(build).logp_dlogp_function(ravel_inputs=True)
+    function = model_density(build)
     n = sum(value.size for value in model_of(build).initial_point().values())
     points = [0.3 * draws(n, seed=seed) for seed in range(3)]
-    return [(point, *function._pytensor_function(point)) for point in points]
+    return [(point, *function(point)) for point in points]
 
 
 def check(function, expected):
@@ -538,7 +555,10 @@ def matrix_of_positions():
     pm.Normal("trend", 1e-2 * np.arange(N) * pm.Normal("c"), 1, observed=draws(N, seed=1))
 
 
-@pytest.mark.parametrize("build", [ordered, categorical, matrix_of_positions, logistic, mixture, crossed])
+IN_BLOCKS = [ordered, categorical, matrix_of_positions, logistic, mixture, crossed, censored, truncated, zero_inflated]
+
+
+@pytest.mark.parametrize("build", IN_BLOCKS)
 def test_likelihoods_over_rows_are_computed_in_blocks_with_one_exchange(synchronize, build):
     synchronize(3)
     model = model_of(build)
@@ -551,3 +571,25 @@ def test_likelihoods_over_rows_are_computed_in_blocks_with_one_exchange(synchron
         assert type(one.exact).__name__ == "ExactFunction" and "meetings: 1;" in str(one.partition)
         kinds = {node.op.__class__.__name__ for node in one.exact.maker.fgraph.apply_nodes}
         assert "Scan" in kinds, kinds  # the loop over blocks
+
+
+def test_parameters_that_are_not_allowed(synchronize):
+    synchronize(3)
+    model, nutpie = model_of(truncated), pytest.importorskip("nutpie")
+    points = np.array([[1.0], [-0.9], [-3.0], [2.0]])  # at the second one, some standard deviations are negative
+    expected = [model_density(truncated)(point) for point in points]
+    assert [bool(np.isfinite(value)) for value, _ in expected] == [True, False, False, True]
+    with parallel(model):
+        function = model.logp_dlogp_function(ravel_inputs=True)._pytensor_function
+        density = nutpie.compile_pymc_model(model).logp_func
+        raising = theano.function(model.value_vars, model.logp())
+        named = model.compile_logp()
+    for found, (value, gradient) in zip([*map(function, points), *zip(*density(points))], expected * 2):
+        np.testing.assert_allclose(found[0], value, rtol=1e-10)
+        np.testing.assert_allclose(found[1], gradient, rtol=1e-10)
+    assert np.isclose(raising(1.0), expected[0][0])
+    with pytest.raises(pm.logprob.utils.ParameterValueError, match="sigma > 0"):
+        raising(-0.9)
+    assert np.isclose(named({"b": 1.0}), expected[0][0])
+    np.testing.assert_array_equal(named({"b": -0.9}), model.compile_logp()({"b": -0.9}))
+    np.testing.assert_array_equal(function.copy()(points[1])[0], expected[1][0])

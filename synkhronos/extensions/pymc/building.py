@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 import traceback
 import warnings
@@ -25,7 +26,6 @@ from synkhronos._backends import (
     io_toposort,
     is_random_state,
     ops,
-    scalar,
 )
 from synkhronos.extensions.pymc.rows import ModelData, Scattered
 
@@ -94,7 +94,9 @@ class Builder:
             return plain(**asked)
         maps, self._maps = self._maps, False
         given = [*results, *updates.values()]
-        expressions = _shardable(given, self._data)
+        expressions, conditions = _positions_computed(given, self._data), []
+        if not updates:
+            expressions, conditions = _without_checks(expressions, self._data)
         _forget_call([*given, *expressions])
         data = self._data.used_by(expressions, inputs, givens)
         if not data:
@@ -102,11 +104,10 @@ class Builder:
         scattered = list(dict.fromkeys(one for _, one in data))
         kwargs = {name: value for name, value in asked.items() if name not in _OWN}
 
-        def build(expressions: Sequence[Any], **options: Any) -> Any:
-            outputs, new = expressions[: len(results)], expressions[len(results) :]
+        def build(outputs: Any, new: Sequence[Any], **options: Any) -> Any:
             return synkhronos.function(
                 [],
-                outputs if many else outputs[0],
+                outputs,
                 bcast_inputs=asked["inputs"],
                 updates=list(zip(updates, new)),
                 exact=True,
@@ -114,26 +115,34 @@ class Builder:
                 **options,
             )
 
-        undivided = functools.partial(build, given, givens=givens)
-        divided = functools.partial(
-            build,
-            expressions,
-            givens=[*((source, one.expression) for source, one in data), *givens.items()],
-            sliceable_shareds=[one.variable for one in scattered],
-            whole={one.variable: one.whole for one in scattered},
-            rebuild_strict=False,
-        )
-        if maps:
-            with contextlib.suppress(ValueError):
-                exact = divided(blocked=True, mapped=inputs)
-                return ModelFunction(exact, scattered, lambda: Each(undivided()))
-        try:
-            exact = divided(blocked=True)
-        except ValueError:  # `blocked` allows only all-reduces, at the end of the graph
-            exact = divided()
-        if maps:
-            return ModelFunction(Each(exact), scattered, lambda: Each(undivided()))
-        return ModelFunction(exact, scattered, undivided)
+        of_points = Each if maps else lambda function: function
+
+        def of_all_rows() -> Any:
+            return of_points(build(results if many else results[0], list(updates.values()), givens=givens))
+
+        def divided() -> Any:
+            outputs, new = [*expressions[: len(results)], *conditions], expressions[len(results) :]
+            made = functools.partial(
+                build,
+                outputs if many or conditions else outputs[0],
+                new,
+                givens=[*((source, one.expression) for source, one in data), *givens.items()],
+                sliceable_shareds=[one.variable for one in scattered],
+                whole={one.variable: one.whole for one in scattered},
+                rebuild_strict=False,
+            )
+            if maps:
+                with contextlib.suppress(ValueError):
+                    return made(blocked=True, mapped=inputs)
+            try:
+                exact = made(blocked=True)
+            except ValueError:  # `blocked` allows only all-reduces, at the end of the graph
+                exact = made()
+            return of_points(exact)
+
+        unpack: Any = list if many else operator.itemgetter(0)
+        own = lambda: of_points(plain(**asked))  # noqa: E731
+        return ModelFunction(divided(), scattered, of_all_rows, own, unpack if conditions else None)
 
 
 class Each:
@@ -175,6 +184,12 @@ class ModelFunction:
         The data that the function uses.
     build_undivided : callable
         ``build_undivided()`` builds the function for unsharded data.
+    build_own : callable
+        ``build_own()`` builds PyMC's own function.
+    unpack : callable, optional
+        If given, ``exact`` lacks checks, and has one more output: whether their conditions hold. If they do not,
+        PyMC's own function computes the results, or raises the error. Else ``unpack(results)`` returns them as PyMC
+        expects them, as a list or as one array.
 
     Attributes
     ----------
@@ -187,10 +202,18 @@ class ModelFunction:
 
     trust_input = False
 
-    def __init__(self, exact: Any, data: Sequence[Scattered], build_undivided: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        exact: Any,
+        data: Sequence[Scattered],
+        build_undivided: Callable[[], Any],
+        build_own: Callable[[], Any],
+        unpack: Callable[[list[Any]], Any] | None,
+    ) -> None:
         self.exact, self.data, self._n_forks = exact, data, _n_forks
-        self._checked = [one for one in data if one.is_variable]
-        self._build_undivided, self._built = build_undivided, None
+        self._out_of_date = [one for one in data if one.is_variable]
+        self._undivided = functools.cache(build_undivided)
+        self._own, self._unpack = functools.cache(build_own), unpack
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute on all ranks, with the current data of the model.
@@ -204,40 +227,51 @@ class ModelFunction:
         """
         if self._n_forks != _n_forks:
             raise synkhronos.SessionError(_OTHER_PROCESS)
-        if self._checked:
-            for one in self._checked:
+        if self._out_of_date:
+            for one in self._out_of_date:
                 one.send()
             if len({one.n_rows for one in self.data}) > 1:
                 return self._of_different_lengths(args, kwargs)
-            if not all(one.is_divided for one in self._checked):
+            if not all(one.is_divided for one in self._out_of_date):
                 return self._undivided()(*args, **kwargs)
         try:
-            return self.exact(*args, **kwargs)
+            return self._of_rows(args, kwargs)
         except ValueError:  # a new session does not have the data; other errors are raised again
-            self._checked = list(self.data)  # there may be more ranks now than constants have rows
-            for one in self._checked:
+            self._out_of_date = list(self.data)  # there may be more ranks now than constants have rows
+            for one in self._out_of_date:
                 one.scatter()
-        function = self.exact if all(one.is_divided for one in self.data) else self._undivided()
-        return function(*args, **kwargs)
+        if all(one.is_divided for one in self.data):
+            return self._of_rows(args, kwargs)
+        return self._undivided()(*args, **kwargs)
+
+    def _of_rows(self, args: Any, kwargs: Any) -> Any:
+        """Compute from divided data, or by PyMC's own function if a condition of a check does not hold."""
+        if self._unpack is None:
+            return self.exact(*args, **kwargs)
+        try:
+            *results, hold = self.exact(*args, **kwargs)
+        except (ArithmeticError, LookupError, synkhronos.WorkerError):  # the reason may be a value without its check
+            return self._own()(*args, **kwargs)
+        return self._unpack(results) if hold.all() else self._own()(*args, **kwargs)
 
     def copy(self, *args: Any, **kwargs: Any) -> ModelFunction:
         """Copy the function, with the arguments of PyTensor's ``Function.copy``."""
+        undivided, own = self._undivided, self._own
         return ModelFunction(
-            self.exact.copy(*args, **kwargs), self.data, lambda: self._undivided().copy(*args, **kwargs)
+            self.exact.copy(*args, **kwargs),
+            self.data,
+            lambda: undivided().copy(*args, **kwargs),
+            lambda: own().copy(*args, **kwargs),
+            self._unpack,
         )
 
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the plain function of PyTensor, in the controller only."""
-        return self._undivided().as_theano(*args, **kwargs)
-
-    def _undivided(self) -> Any:
-        if self._built is None:
-            self._built = self._build_undivided()
-        return self._built
+        """Call PyMC's own function, in the controller only."""
+        return self._own()(*args, **kwargs)
 
     def _of_different_lengths(self, args: Any, kwargs: Any) -> Any:
         lengths = ", ".join(f"{one}: {one.n_rows}" for one in self.data)
-        is_new = self._built is None
+        is_new = self._undivided.cache_info().currsize == 0
         try:
             result = self._undivided()(*args, **kwargs)
         except synkhronos.WorkerError as error:
@@ -278,35 +312,32 @@ def _forget_call(expressions: Sequence[Any]) -> None:
             one.tag.trace = []
 
 
-def _shardable(expressions: Sequence[Any], data: ModelData) -> list[Any]:
-    """Return equal expressions that need fewer collectives if they are sharded by the rows of the data."""
-    return _positions_computed(_checks_after_sums(expressions), data)
+def _without_checks(expressions: Sequence[Any], data: ModelData) -> tuple[list[Any], list[Any]]:
+    """Leave out the checks whose conditions depend on rows.
 
+    All ranks would need to know the result of a check, before they can compute with the value that it guards.
 
-def _checks_after_sums(expressions: Sequence[Any]) -> list[Any]:
-    """Apply checks of parameters to sums, in place of their terms.
-
-    The result of a check depends on all rows. So without this, the terms could be summed only after an all-reduce.
+    Returns
+    -------
+    expressions : list of variables
+    conditions : list of variables
+        One variable: whether all conditions that were left out hold. Empty if none was left out.
     """
     new: dict[Any, Any] = {}
+    of_rows: set[Any] = set()
+    conditions: list[Any] = []
     for node in io_toposort([], list(expressions)):
+        of_rows.update(one for one in node.inputs if one.owner is None and data.axis(one) is not None)
+        if of_rows.isdisjoint(node.inputs):
+            continue
+        of_rows.update(node.outputs)
         inputs = [new.get(one, one) for one in node.inputs]
-        check = inputs[0].owner if inputs else None
-        if check is not None and isinstance(check.op, ops.CheckAndRaise):
-            terms, *conditions = check.inputs
-            if isinstance(node.op, ops.Sum):
-                new[node.outputs[0]] = check.op(*copied(node, [terms]), *conditions)
-                continue
-            if _reads_shape_only(node.op):  # as gradients do
-                inputs[0] = terms
-        if inputs != node.inputs:
+        if isinstance(node.op, ops.CheckAndRaise) and not of_rows.isdisjoint(node.inputs[1:]):
+            new[node.outputs[0]] = inputs[0]
+            conditions += inputs[1:]
+        elif inputs != node.inputs:
             new.update(zip(node.outputs, copied(node, inputs)))
-    return [new.get(one, one) for one in expressions]
-
-
-def _reads_shape_only(op: Any) -> bool:
-    """Return whether an operation reads only the shape of its first input."""
-    return isinstance(op, (ops.Shape, ops.Shape_i)) or isinstance(getattr(op, "scalar_op", None), scalar.Second)
+    return [new.get(one, one) for one in expressions], [functools.reduce(T.and_, conditions)] if conditions else []
 
 
 def _positions_computed(expressions: Sequence[Any], data: ModelData) -> list[Any]:
