@@ -40,6 +40,7 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "pytensor_plans": ("pytensor_plans", {}),
     "pytensor_start": ("pytensor_start", {}),
     "pytensor_pymc": ("pytensor_pymc", {}),
+    "pytensor_pymc_chains": ("pytensor_pymc_chains", {}),
 }
 
 

@@ -1,10 +1,9 @@
-"""PyMC.
+"""Evaluations of PyMC models.
 
-The model is a hierarchical regression with 20 covariates and 8 groups, in float64 and PyTensor's default mode. PyMC
-alone computes it with one thread and with two, and two ranks compute it divided by its rows. The first part evaluates
-the log-probability and its gradient on a million rows. The second part samples one chain by PyMC's NUTS on 200 thousand
-rows, with the same seed. Its figure is the wall time divided by the number of leapfrog steps, including those of
-tuning.
+The log-probability and its gradient of five models, in float64, in the function that PyMC's own samplers evaluate, and
+in that which nutpie evaluates, for one point. Each is divided by rows on two ranks, on one rank, or computed by PyMC
+alone, in PyTensor's default mode, with one thread of BLAS in each process. JAX, whose functions numpyro and blackjax
+evaluate, has two threads.
 """
 
 from __future__ import annotations
@@ -15,33 +14,45 @@ from benchmarks.results import Result
 from benchmarks.samples import ratio
 
 MODULE = "benchmarks.contestants.pymc"
+MODELS = {
+    "hierarchical": "linear regression with groups, 20 covariates",
+    "crossed": "logistic regression with crossed groups, 5 covariates",
+    "negative_binomial": "negative binomial regression, 20 covariates",
+    "ordered": "ordered logistic regression, 5 covariates",
+    "mixture": "mixture of three normal distributions",
+}
+GRAPHS = {"pymc": "PyMC's function", "nutpie": "nutpie's function"}
 
 
-def contestants(rows: int, kind: str) -> list[Contestant]:
-    """Return contestants for two ranks, and for PyMC alone with two threads and with one."""
+def contestants() -> list[Contestant]:
+    """Return contestants for both functions on two ranks, on one, and of PyMC alone, and JAX."""
     needs = ("pymc",)
-    arguments = {"rows": rows, "kind": kind}
-    divided = Contestant(f"{CORES} ranks", MODULE, {**arguments, "ranks": CORES}, needs=needs)
-    alone = [
-        Contestant(f"PyMC, {threads} thread{'s' * (threads > 1)}", MODULE, arguments, threads=threads, needs=needs)
-        for threads in (CORES, 1)
+    found = [
+        Contestant(f"{GRAPHS[graph]}, {name}", MODULE, {"ranks": ranks, "graph": graph}, needs=needs)
+        for graph in GRAPHS
+        for name, ranks in ((f"{CORES} ranks", CORES), ("1 rank", 1), ("PyMC alone", 0))
     ]
-    return [divided, *alone]
+    return [*found, Contestant("JAX", MODULE, {"graph": "jax"}, threads=CORES, needs=("jax",), peer=True)]
 
 
-def measure(result: Result, rounds: int = 10, evaluations: int = 20, draws: int = 30, nuts_rounds: int = 3) -> None:
-    """Measure both parts; a round has `evaluations`, or `draws` after as many for tuning."""
-    for kind, rows, number, targets in (
-        ("evaluation", 1_000_000, {"times": evaluations}, (1.7, 2.0)),
-        ("nuts", 200_000, {"draws": draws}, (1.7, None)),
-    ):
-        divided, *alone = contestants(rows, kind)
-        with Contest([divided, *alone]) as contest:
-            samples = contest.run(rounds if kind == "evaluation" else nuts_rounds, contest.alike(**number))
-            result.facts.update({f"{kind}, {name}": facts for name, facts in contest.facts.items()})
-        what = "log-probability and gradient" if kind == "evaluation" else "a leapfrog step of NUTS"
-        result.record(f"{rows:,} rows: {what}", "ms", {name: one.scaled(1e3) for name, one in samples.items()})
-        for one, target in zip(alone, targets):
-            found = ratio(samples[one.name], samples[divided.name])
-            limits = {} if target is None else {"at_least": target}
-            result.add(f"{kind}-{one.threads}", f"{what}: {CORES} ranks against {one.name}", found, **limits)
+def measure(result: Result, rounds: int = 20, rows: tuple[int, ...] = (10_000, 100_000, 1_000_000)) -> None:
+    """Measure each model with each number of rows."""
+    with Contest(contestants()) as contest:
+        result.facts.update(contest.facts)
+        for n_rows in rows:
+            for name, title in MODELS.items():
+                samples = contest.run(rounds, contest.alike(name=name, rows=n_rows))
+                group = f"{n_rows:,} rows: {title}"
+                result.record(group, "ms", {who: one.scaled(1e3) for who, one in samples.items()}, contest.gaps)
+                for graph, function in GRAPHS.items():
+                    two, one, alone = (
+                        samples[f"{function}, {who}"] for who in (f"{CORES} ranks", "1 rank", "PyMC alone")
+                    )
+                    key = f"{name}-{n_rows}-{graph}"
+                    result.add(f"{key}-one", f"{group}: {function}, PyMC alone against 1 rank", ratio(alone, one),
+                               at_least=0.97 if n_rows >= 100_000 else None)  # fmt: skip
+                    result.add(f"{key}-two", f"… 1 rank against {CORES}", ratio(one, two),
+                               at_least=1.8 if n_rows >= 100_000 else None)  # fmt: skip
+                if "JAX" in samples:
+                    ours = samples[f"{GRAPHS['nutpie']}, {CORES} ranks"]
+                    result.add(f"{name}-{n_rows}-jax", f"… JAX against {CORES} ranks", ratio(samples["JAX"], ours))

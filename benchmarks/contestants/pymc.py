@@ -1,58 +1,68 @@
-"""Hierarchical regression in PyMC, divided by its rows or by PyMC alone: evaluations, and draws by NUTS."""
+"""Evaluations of the log-probability and its gradient of PyMC models: divided by rows, by PyMC alone, and by JAX."""
 
+import ctypes
+import gc
 import os
 
 import numpy as np
-import pymc as pm
 
 import synkhronos as synk
+from benchmarks.contestants._pymc_models import build
 from benchmarks.contestants._serve import compete, timed
-from synkhronos.extensions.pymc import parallel
 
-COVARIATES, GROUPS = 20, 8
-
-
-def build(rows):
-    """Return the model, on generated data."""
-    rng = np.random.default_rng(0)
-    x, group = rng.normal(size=(rows, COVARIATES)), rng.integers(0, GROUPS, rows)
-    y = x @ np.linspace(-1, 1, COVARIATES) + rng.normal(size=rows)
-    with pm.Model() as model:
-        level = pm.Normal("level", pm.Normal("mean"), pm.HalfNormal("spread"), shape=GROUPS)
-        slope = pm.Normal("slope", shape=COVARIATES)
-        pm.Normal("y", level[group] + x @ slope, pm.HalfNormal("noise"), observed=y)
-    return model
+_SECONDS, _LEAST, _MOST = 0.1, 3, 300  # of the calls of a turn
+_DOUBLES = ctypes.POINTER(ctypes.c_double)
 
 
-def make(rows, kind, ranks=0):
-    """Build the model; `kind` is ``"evaluation"`` or ``"nuts"``, and 0 ranks is PyMC alone."""
+def of_pymc(model, point):
+    """Return a call of the function that PyMC's own samplers evaluate."""
+    function = model.logp_dlogp_function(ravel_inputs=True)._pytensor_function
+    return lambda: function(point)
+
+
+def of_nutpie(model, point):
+    """Return a call of the function that nutpie evaluates."""
+    import nutpie
+
+    compiled = nutpie.compile_pymc_model(model)
+    if not hasattr(compiled.compiled_logp_func, "ctypes"):  # divided: a function of several points
+        return lambda: compiled.logp_func(point[None])
+    code, data = compiled.compiled_logp_func.ctypes, compiled.user_data.ctypes.data
+    arrays = [array.ctypes.data_as(_DOUBLES) for array in (point, np.empty_like(point), np.empty(1))]
+    return lambda: (code(len(point), *arrays, data), arrays, compiled)
+
+
+def of_jax(model, point):
+    """Return a call of the function that numpyro and blackjax evaluate."""
+    import jax
+    from pymc.sampling.jax import get_jaxified_logp
+
+    jax.config.update("jax_enable_x64", True)
+    function = jax.jit(jax.value_and_grad(get_jaxified_logp(model)))
+    values = [jax.numpy.full(np.shape(value), 0.1) for value in model.initial_point().values()]
+    return lambda: jax.block_until_ready(function(values))
+
+
+def make(ranks=0, graph="pymc"):
+    """Fork the ranks, if there are some; `graph` is ``"pymc"``, ``"nutpie"`` or ``"jax"``."""
+    prepare = {"pymc": of_pymc, "nutpie": of_nutpie, "jax": of_jax}[graph]
     if ranks:
-        synk.fork(ranks)
-    model = build(rows)
-    context = (lambda: parallel(model)) if ranks else (lambda: model)
-    if kind == "evaluation":
-        with context():
-            function = model.logp_dlogp_function(ravel_inputs=True)._pytensor_function
-        point = np.full(sum(value.size for value in model.initial_point().values()), 0.1)
-        return lambda times: timed(lambda: function(point), times), {"threads": os.environ["OMP_NUM_THREADS"]}
+        from synkhronos.extensions.pymc import parallel
 
-    def run(draws):
-        with context():
-            drawn = pm.sample(
-                draws,
-                tune=draws,
-                chains=1,
-                cores=1,
-                blas_cores=None,
-                random_seed=1,
-                nuts_sampler="pymc",
-                discard_tuned_samples=False,
-                progressbar=False,
-                quiet=True,
-                compute_convergence_checks=False,
-            )
-        steps = drawn.sample_stats["n_steps"].sum() + drawn.warmup_sample_stats["n_steps"].sum()
-        return [drawn.posterior.attrs["sampling_time"] / int(steps)]
+        synk.fork(ranks, plan="rows")
+    current = {}
+
+    def run(name, rows):
+        if (name, rows) not in current:
+            current.clear()
+            gc.collect()
+            model = build(name, rows)
+            point = np.full(sum(value.size for value in model.initial_point().values()), 0.1)
+            with parallel(model) if ranks else model:
+                current[name, rows] = prepare(model, point)
+        step = current[name, rows]
+        seconds = min(timed(step, 2))
+        return timed(step, int(np.clip(_SECONDS / seconds, _LEAST, _MOST)), untimed=0)
 
     return run, {"threads": os.environ["OMP_NUM_THREADS"]}
 

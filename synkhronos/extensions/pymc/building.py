@@ -94,7 +94,8 @@ class Builder:
             return plain(**asked)
         maps, self._maps = self._maps, False
         given = [*results, *updates.values()]
-        expressions, conditions = _positions_computed(given, self._data), []
+        expressions = _positions_computed(given, self._data)
+        conditions: list[Any] = []
         if not updates:
             expressions, conditions = _without_checks(expressions, self._data)
         _forget_call([*given, *expressions])
@@ -334,10 +335,10 @@ def _without_checks(expressions: Sequence[Any], data: ModelData) -> tuple[list[A
         inputs = [new.get(one, one) for one in node.inputs]
         if isinstance(node.op, ops.CheckAndRaise) and not of_rows.isdisjoint(node.inputs[1:]):
             new[node.outputs[0]] = inputs[0]
-            conditions += inputs[1:]
+            conditions += [T.cast(one, "int8") for one in inputs[1:]]  # numba cannot compile "and" in a loop of scalars
         elif inputs != node.inputs:
             new.update(zip(node.outputs, copied(node, inputs)))
-    return [new.get(one, one) for one in expressions], [functools.reduce(T.and_, conditions)] if conditions else []
+    return [new.get(one, one) for one in expressions], [functools.reduce(T.minimum, conditions)] if conditions else []
 
 
 def _positions_computed(expressions: Sequence[Any], data: ModelData) -> list[Any]:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+import synkhronos
 from synkhronos._backends import SharedVariable, ancestors, divert
 from synkhronos.extensions.pymc._combiner import Combiner
 from synkhronos.extensions.pymc.building import Builder, Each, ModelFunction
@@ -34,6 +35,7 @@ _SECONDS, _LEAST = 0.05, 5  # of calls that are timed
 #: Bytes of data from which rows are divided without a comparison with nutpie's own model, which would copy the data.
 _LARGE = 1 << 25
 _NEAR = 1.1  # a smaller gain from dividing rows does not count: other programs delay ranks, which wait for each other
+_COMMAND = 1e-4  # seconds in which no evaluation on all ranks ends, so that it need not be compiled for a comparison
 _WAKE_UP = 1e-4  # seconds between two calls, in which the threads of the chains wake up
 _DOUBLES = ctypes.POINTER(ctypes.c_double)
 _EXPAND = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64, _DOUBLES, _DOUBLES, ctypes.c_void_p)
@@ -262,13 +264,14 @@ class OwnModel:
         function.plan = None
         asked, function.plan = function.plan, "rows"
         points = np.tile(point, (k, 1))
-        density(points)
-        n_ranks = density.data[0].n_ranks
+        n_ranks = len(synkhronos.get_lengths(density.data[0].variable))
         key = (asked, n_ranks, k)
         if key not in self._choices:
             is_large = is_mapped and n_ranks > 1 and sum([one.n_bytes for one in density.data]) >= _LARGE
             divides = asked == "rows" or (asked == "auto" and is_large)
             self._choices[key] = None if divides else self._chosen(density, points, asked, n_ranks)
+        if self._choices[key] is None:
+            density(points)  # compiles it before the chains start
         return self._choices[key]
 
     def _chosen(self, density: Any, points: Any, asked: str, n_ranks: int) -> tuple[Any, int] | None:
@@ -282,9 +285,12 @@ class OwnModel:
         own_call = lambda: code(len(point), *arrays, data)  # noqa: E731
         if own_call() != 0:  # there is no density at this point, so its time says nothing
             return None
-        of_all = seconds_of(lambda: density(points)) + _WAKE_UP * (k > 1)
-        is_faster = seconds_of(own_call) * -(-k // n_cores) < _NEAR * of_all
-        return (self._model, n_cores) if is_faster else None
+        of_own = seconds_of(own_call) * -(-k // n_cores)
+        if of_own > _COMMAND:
+            of_all = seconds_of(lambda: density(points)) + _WAKE_UP * (k > 1)
+            if of_own > _NEAR * of_all:
+                return None
+        return self._model, n_cores
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
