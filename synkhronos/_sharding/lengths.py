@@ -329,6 +329,12 @@ def _blockwise(known: Lengths, node: Any) -> None:
         known.set_dims(output, [*batch, *map(named.get, names)])
 
 
+def _diagonals(known: Lengths, node: Any) -> None:
+    dims, op = known.dims(node.inputs[0]), node.op
+    parts = {op.axis1 % len(dims), op.axis2 % len(dims)}
+    known.set_dims(node.outputs[0], [*(one for axis, one in enumerate(dims) if axis not in parts), None])
+
+
 def _common(known: Lengths, inputs: Sequence[Any], axis: int) -> Length | None:
     """Return the length of an axis that the inputs share, in its most useful form; broadcast axes are left out.
 
@@ -379,6 +385,7 @@ _LENGTH_RULES: dict[type, Callable[[Lengths, Any], None]] = {
     **dict.fromkeys(_REDUCTIONS, _reduction),
     ops.Dot: _dot,
     ops.Blockwise: _blockwise,
+    ops.ExtractDiag: _diagonals,
     ops.SpecifyShape: _specified,
     ops.Alloc: _alloc,
     ops.AllocEmpty: _alloc,

@@ -332,6 +332,8 @@ T.cumprod(x, axis=1)
 T.cumsum(v)
 T.extra_ops.diff(x, axis=0)
 T.extra_ops.diff(x, axis=1)
+T.diagonal(x[:, :, None] - x[:, None, :], 0, 1, 2)
+T.diagonal(T.dot(x, x.T), 1)
 x.T
 x.dimshuffle(0, "x", 1)
 x.dimshuffle("x", 1, 0, "x").sum(0)

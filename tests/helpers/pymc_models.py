@@ -220,7 +220,6 @@ for _kind, _names in MODIFIED.items():
 # -- likelihoods of vectors, one for each row
 
 many = functools.partial(case, "multivariate", ways=WAYS)
-DIAGONALS = "there is no rule for the diagonals of many matrices"
 SIMPLEX = np.random.default_rng(1).dirichlet([2.0, 3.0, 1.5, 1.0], N)
 CHOSEN = np.random.default_rng(2).multinomial(9, [0.2, 0.3, 0.1, 0.4], N)
 COV = np.array([[1.0, 0.3, 0.0], [0.3, 1.0, 0.2], [0.0, 0.2, 1.5]])
@@ -251,7 +250,7 @@ def _(way):
     pm.MvNormal("y", parameter("mu", "real", way, 3), tau=covariance(), observed=draws(N, 3))
 
 
-@case("multivariate", "MvNormal with a matrix for each row", FULL, DIAGONALS, is_product=True)  # to be ROWS
+@case("multivariate", "MvNormal with a matrix for each row")
 def _():
     scales = parameter("scales", "positive", "vector")
     pm.MvNormal("y", pm.Normal("mu", shape=3), cov=scales[:, None, None] * COV, observed=draws(N, 3))
@@ -370,7 +369,7 @@ def _():
     pm.ICAR("y", W=ring(N).astype(int), sigma=pm.HalfNormal("sigma"), observed=draws(N))
 
 
-@case("multivariate", "ICAR that is latent", FULL, "each area depends on its neighbors, which are other rows")
+@case("multivariate", "ICAR that is latent", GATHERED, "the gradient for the areas is gathered")
 def _():
     areas = pm.ICAR("areas", W=ring(N).astype(int), sigma=pm.HalfNormal("sigma"))
     pm.Normal("y", areas, 1, observed=draws(N))
@@ -389,14 +388,13 @@ def _():
 # -- sequences: many, each of which is a row, or one whose steps are the rows
 
 STEPS = "one sequence, whose steps are the rows"
-FOLDED = "PyMC computes the differences of steps when it compiles, so that their number is not that of the rows"
 PATHS = draws(N, 8).cumsum(axis=1) / 3
 PATH = draws(N).cumsum() / 3
 STEPS_OF_VECTORS = draws(N, 8, 3).cumsum(axis=1) / 3
 START = {"init_dist": pm.Normal.dist(0, 1)}
 
 
-def time_series(name, division=PYMC, reason=FOLDED):
+def time_series(name, *division):
     """Enter a model of many sequences, one of one sequence, and one of a latent sequence.
 
     The decorated function makes them, for a name and ``observed`` or ``shape``.
@@ -408,8 +406,7 @@ def time_series(name, division=PYMC, reason=FOLDED):
 
         of_one, of_many = (functools.partial(build, "y", observed=data) for data in (PATH, PATHS))
         case("time series", f"{name} of many sequences")(of_many)
-        is_product = division == PYMC  # differences of steps could be divided: to be ROWS
-        case("time series", f"{name} of one sequence", division, reason, is_product=is_product)(of_one)
+        case("time series", f"{name} of one sequence", *division)(of_one)
         case("time series", f"{name} that is latent", GATHERED, "the gradient for the steps is gathered")(latent)
         return build
 
@@ -455,7 +452,7 @@ for _name, _more in (("MvGaussianRandomWalk", {}), ("MvStudentTRandomWalk", {"nu
     case("time series", f"{_name} of many sequences")(
         functools.partial(walk_of_vectors, _name, STEPS_OF_VECTORS, **_more)
     )
-    case("time series", f"{_name} of one sequence", PYMC, FOLDED, is_product=True)(  # to be ROWS
+    case("time series", f"{_name} of one sequence")(
         functools.partial(walk_of_vectors, _name, draws(N, 3).cumsum(axis=0) / 3, **_more)
     )
 
@@ -464,8 +461,6 @@ for _name, _more in (("MvGaussianRandomWalk", {}), ("MvStudentTRandomWalk", {"nu
 
 PAIRS = "the covariance matrix of all pairs of rows is factorized"
 TIMES = np.linspace(0, 5, N)[:, None]
-BASIS = "the length of rows that are repeated as columns is not known to be that of the rows"
-COLUMNS = "there is no rule for triangular systems whose right-hand sides are the rows"
 CURVE = np.sin(2 * TIMES[:, 0]) + 0.2 * draws(N)
 
 
@@ -498,13 +493,13 @@ def _():
     pm.Normal("y", process.prior("f", X=TIMES), pm.HalfNormal("s"), observed=CURVE)
 
 
-@case("Gaussian process", "HSGP", FULL, BASIS, is_product=True)  # to be ROWS
+@case("Gaussian process", "HSGP")
 def _():
     process = pm.gp.HSGP(m=[8], c=1.5, cov_func=smooth())
     pm.Normal("y", process.prior("f", X=TIMES), pm.HalfNormal("s"), observed=CURVE)
 
 
-@case("Gaussian process", "HSGPPeriodic", FULL, BASIS, is_product=True)  # to be ROWS
+@case("Gaussian process", "HSGPPeriodic")
 def _():
     process = pm.gp.HSGPPeriodic(m=8, scale=1.0, cov_func=pm.gp.cov.Periodic(1, period=2, ls=pm.Gamma("length", 3, 3)))
     pm.Normal("y", process.prior("f", X=TIMES), pm.HalfNormal("s"), observed=CURVE)
@@ -518,7 +513,7 @@ def sparse(approx):
 
 
 for _name in ("VFE", "FITC", "DTC"):
-    case("Gaussian process", f"MarginalApprox {_name}", FULL, COLUMNS)(functools.partial(sparse, _name))
+    case("Gaussian process", f"MarginalApprox {_name}")(functools.partial(sparse, _name))
 
 
 @case("Gaussian process", "MarginalKron", PYMC, "the rows are the pairs of two arrays, of which none has all rows")

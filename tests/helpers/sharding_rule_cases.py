@@ -154,6 +154,11 @@ def _argmax():
             yield Case(LABELS[n - 1], largest if on_theano else lambda x, axis=axis: x.argmax(axis))
 
 
+def _solved(matrix, sides):
+    """Solve triangular systems of equations with several right-hand sides."""
+    return T.linalg.solve_triangular(matrix + 9 * T.eye(matrix.shape[-1]), sides, lower=True, b_ndim=2)
+
+
 @family("products", ops.Dot, ops.BatchedDot, ops.Blockwise)
 def _products():
     for labels in ("c c", "ac c", "c cb", "ac cb", "a1 1b", "1c cb", "ac c1", "1 1b", "a1 1"):
@@ -171,6 +176,8 @@ def _products():
         return
     for labels in ("a a", "ca a", "a ad", "ca ad"):
         yield Case(labels, T.matmul)
+    for labels in ("cc cb", "ecc ecb", "cc ecb", "ecc cb"):
+        yield Case(labels, _solved)
     for first, second_ in itertools.product(("", "e", "1", "de", "1e", "d1"), repeat=2):
         yield Case(f"{first}ac {second_}cb", T.matmul, thorough=len(first + second_) <= 2)
         yield Case(f"{first}ac {second_}cb", T.matmul, "qq", thorough=False)
@@ -387,6 +394,20 @@ def _orders():
         for axis in [None, *range(-n, n)]:
             orders = [T.sort, T.argsort, T.cumsum, T.extra_ops.cumprod]
             yield Case(labels, lambda x, axis=axis, orders=orders: [order(x, axis) for order in orders])
+
+
+@family("diagonals", ops.ExtractDiag)
+def _diagonals():
+    for labels, axes in (
+        ("ab", (0, 1)),
+        ("abc", (0, 1)),
+        ("abc", (0, 2)),
+        ("abc", (2, 1)),
+        ("aab", (0, 1)),
+        ("1bc", (1, 2)),
+    ):
+        for offset in (0, 1, -1):
+            yield Case(labels, lambda x, offset=offset, axes=axes: T.diagonal(x, offset, *axes))
 
 
 @family("branches", ops.IfElse)

@@ -18,12 +18,23 @@ from pytensor.raise_op import Assert, CheckAndRaise
 from pytensor.scan.op import Scan
 from pytensor.sparse.math import Dot as SparseDot
 from pytensor.sparse.math import StructuredDot, StructuredDotGradCSC, StructuredDotGradCSR
-from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Join, MakeVector, ScalarFromTensor, Split, TensorFromScalar
+from pytensor.tensor.basic import (
+    Alloc,
+    AllocEmpty,
+    ARange,
+    ExtractDiag,
+    Join,
+    MakeVector,
+    ScalarFromTensor,
+    Split,
+    TensorFromScalar,
+)
 from pytensor.tensor.blas.batched import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CpuContiguous, CumOp
 from pytensor.tensor.extra_ops import Repeat as RepeatOp
+from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import All, Argmax, Dot, Max, Min, Prod, ProdWithoutZeros, Sum
 from pytensor.tensor.math import Any as AnyOp
 from pytensor.tensor.random import basic as random

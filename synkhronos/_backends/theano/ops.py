@@ -20,6 +20,7 @@ from theano.tensor.basic import (
     AllocEmpty,
     ARange,
     Dot,
+    ExtractDiag,
     Join,
     MaxAndArgmax,
     Reshape,
@@ -70,7 +71,7 @@ from synkhronos._backends.theano import batchnorm as normalization
 from synkhronos._backends.theano.graph import substituted
 
 Argmax = Max = Min = Absent
-Blockwise = CheckAndRaise = Absent
+Blockwise = CheckAndRaise = SolveBase = Absent
 SpecifyShape = Absent  # Theano's own class differs from PyTensor's
 
 #: Operations that can be expressed by others, by class. The functions return expressions for an Apply node's outputs.

@@ -67,6 +67,15 @@ def _dimshuffle(node: Any) -> list[AcceptableSharding]:
     return [([Partial()], [Partial()]), *(([Shard(order.index(axis))], [Shard(axis)]) for axis in axes)]
 
 
+@register_sharding(ops.ExtractDiag)
+def _diagonals(node: Any) -> list[AcceptableSharding]:
+    """Shard along the axes of which the diagonals have no part."""
+    n_axes = node.inputs[0].ndim
+    parts = {node.op.axis1 % n_axes, node.op.axis2 % n_axes}
+    labels = ["inside" if axis in parts else str(axis) for axis in range(n_axes)]
+    return _product(node, [labels], [[*(one for one in labels if one != "inside"), "inside"]])
+
+
 def _other_axes(node: Any, variable: Any) -> list[int] | str:
     """Return all axes except that along which an operation works, or a reason if that axis is not known."""
     axis = ops.axis_of(node)
@@ -194,11 +203,15 @@ def _batched_dot(node: Any) -> str | list[AcceptableSharding]:
 def _blockwise(node: Any) -> list[AcceptableSharding]:
     """Shard a Blockwise along its batch axes, which are labelled by numbers.
 
-    A Blockwise of a matrix product can also be sharded along the axes of the matrices, as other products.
+    A Blockwise of a matrix product can also be sharded along the axes of the matrices, as other products. Equations
+    with several right-hand sides can be solved for each of them.
     """
     op, batch = node.op, list(map(str, range(node.op.batch_ndim(node))))
     if type(op.core_op) is ops.Dot:
         return _product(node, [[*batch, "i", "k"], [*batch, "k", "j"]], [[*batch, "i", "j"]])
+    if isinstance(op.core_op, ops.SolveBase) and op.core_op.b_ndim == 2:
+        sides = [*batch, "inside", "side"]
+        return _product(node, [[*batch, "inside", "inside"], sides], [sides])
     inside = [[*batch, *["inside"] * (one.ndim - len(batch))] for one in (*node.inputs, *node.outputs)]
     return _product(node, inside[: len(node.inputs)], inside[len(node.inputs) :])
 

@@ -17,15 +17,20 @@ import synkhronos
 from synkhronos._backends import (
     FOLDER,
     LIBRARIES,
+    Mode,
     T,
     TensorConstant,
     TensorType,
     ancestors,
     clone,
+    compile_function,
+    constant_value,
     copied,
+    equal_computations,
     io_toposort,
     is_random_state,
     ops,
+    scalar,
 )
 from synkhronos.extensions.pymc.rows import ModelData, Scattered
 
@@ -38,6 +43,13 @@ _OWN = ("inputs", "outputs", "updates", "givens", "accept_inplace", "rebuild_str
 _OTHER_PROCESS = (
     "under synkhronos.extensions.pymc.parallel all ranks together evaluate the model, so another process cannot: its "
     "functions can be called in the program's own process only"
+)
+
+#: Operations on numbers that take about as long as to read the result from memory.
+_QUICK = (
+    *(scalar.Add, scalar.Sub, scalar.Mul, scalar.Neg, scalar.Abs, scalar.Sqr, scalar.Identity, scalar.Cast),
+    *(scalar.Switch, scalar.Maximum, scalar.Minimum, scalar.Second),
+    *(scalar.LogicalComparison, scalar.FixedLogicalComparison, scalar.BinaryBitOp, scalar.UnaryBitOp),
 )
 
 _n_forks = 0  # number of forks between the process that imported this module and this process
@@ -94,13 +106,14 @@ class Builder:
             return plain(**asked)
         maps, self._maps = self._maps, False
         given = [*results, *updates.values()]
-        expressions = _positions_computed(given, self._data)
-        conditions: list[Any] = []
-        if not updates:
-            expressions, conditions = _without_checks(expressions, self._data)
+        self._data.fit(given)
+        expressions, conditions = (given, []) if updates else _without_checks(given)
+        ends = _lengths_computed(_folded(_sums_of_parts([*expressions, *conditions]), self._data), self._data)
+        expressions, conditions = ends[: len(given)], ends[len(given) :]
         _forget_call([*given, *expressions])
         data = self._data.used_by(expressions, inputs, givens)
         if not data:
+            self._data.warn_of(expressions)
             return plain(**asked)
         scattered = list(dict.fromkeys(one for _, one in data))
         kwargs = {name: value for name, value in asked.items() if name not in _OWN}
@@ -249,10 +262,7 @@ class ModelFunction:
         """Compute from divided data, or by PyMC's own function if a condition of a check does not hold."""
         if self._unpack is None:
             return self.exact(*args, **kwargs)
-        try:
-            *results, hold = self.exact(*args, **kwargs)
-        except (ArithmeticError, LookupError, synkhronos.WorkerError):  # the reason may be a value without its check
-            return self._own()(*args, **kwargs)
+        *results, hold = self.exact(*args, **kwargs)
         return self._unpack(results) if hold.all() else self._own()(*args, **kwargs)
 
     def copy(self, *args: Any, **kwargs: Any) -> ModelFunction:
@@ -313,8 +323,8 @@ def _forget_call(expressions: Sequence[Any]) -> None:
             one.tag.trace = []
 
 
-def _without_checks(expressions: Sequence[Any], data: ModelData) -> tuple[list[Any], list[Any]]:
-    """Leave out the checks whose conditions depend on rows.
+def _without_checks(expressions: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Leave out all checks of parameters.
 
     All ranks would need to know the result of a check, before they can compute with the value that it guards.
 
@@ -324,40 +334,146 @@ def _without_checks(expressions: Sequence[Any], data: ModelData) -> tuple[list[A
     conditions : list of variables
         One variable: whether all conditions that were left out hold. Empty if none was left out.
     """
-    new: dict[Any, Any] = {}
-    of_rows: set[Any] = set()
     conditions: list[Any] = []
+
+    def unchecked(node: Any, inputs: Sequence[Any]) -> Any:
+        if not isinstance(node.op, ops.CheckAndRaise):
+            return None
+        for one in inputs[1:]:
+            if not any(equal_computations([one], [other]) for other in conditions):  # gradients repeat checks
+                conditions.append(one)
+        return inputs[:1]
+
+    found = _rewritten(expressions, unchecked)
+    numbers = [T.cast(one, "int8") for one in conditions]  # numba cannot compile "and" in a loop over scalars
+    return found, [functools.reduce(T.minimum, numbers)] if numbers else []
+
+
+def _sums_of_parts(expressions: Sequence[Any]) -> list[Any]:
+    """Replace sums over joined arrays, such as the terms of a time series and of its beginning, by sums of sums."""
+
+    def of_parts(node: Any, inputs: Sequence[Any]) -> Any:
+        joined = _joined(inputs[0]) if isinstance(node.op, ops.Sum) else None
+        if joined is not None:
+            axis, parts = joined
+            if node.op.axis is None or axis in node.op.axis:
+                return [functools.reduce(T.add, [copied(node, [part])[0] for part in parts])]
+        filled = inputs[0].owner if isinstance(node.op, ops.Split) else None  # in gradients of such sums
+        if filled is not None and isinstance(getattr(filled.op, "scalar_op", None), scalar.Second):
+            like, value = filled.inputs
+            joined = _joined(like)
+            if joined is not None and joined[0] == node.op.axis and value.broadcastable[node.op.axis]:
+                return [T.second(part, value) for part in joined[1]]
+        return None
+
+    return _rewritten(expressions, of_parts)
+
+
+def _joined(one: Any) -> tuple[int, list[Any]] | None:
+    """Return the axis along which arrays are joined to a variable, and the arrays."""
+    is_join = one.owner is not None and isinstance(one.owner.op, ops.Join)
+    return (ops.axis_of(one.owner), ops.parts_of(one.owner)) if is_join else None
+
+
+def _rewritten(expressions: Sequence[Any], rewrite: Callable[[Any, list[Any]], Any]) -> list[Any]:
+    """Rewrite expressions from their inputs on.
+
+    Parameters
+    ----------
+    expressions : list of variables
+    rewrite : callable
+        ``rewrite(node, inputs)`` returns expressions for the outputs of an Apply node, given its rewritten inputs;
+        ``None``: the node stays.
+    """
+    new: dict[Any, Any] = {}
     for node in io_toposort([], list(expressions)):
-        of_rows.update(one for one in node.inputs if one.owner is None and data.axis(one) is not None)
-        if of_rows.isdisjoint(node.inputs):
-            continue
-        of_rows.update(node.outputs)
         inputs = [new.get(one, one) for one in node.inputs]
-        if isinstance(node.op, ops.CheckAndRaise) and not of_rows.isdisjoint(node.inputs[1:]):
-            new[node.outputs[0]] = inputs[0]
-            conditions += [T.cast(one, "int8") for one in inputs[1:]]  # numba cannot compile "and" in a loop of scalars
+        found = rewrite(node, inputs)
+        if found is not None:
+            new.update(zip(node.outputs, found))
         elif inputs != node.inputs:
             new.update(zip(node.outputs, copied(node, inputs)))
-    return [new.get(one, one) for one in expressions], [functools.reduce(T.minimum, conditions)] if conditions else []
+    return [new.get(one, one) for one in expressions]
 
 
-def _positions_computed(expressions: Sequence[Any], data: ModelData) -> list[Any]:
-    """Replace constants 0, 1, 2, … by the positions of the rows, which each rank computes.
+def _folded(expressions: Sequence[Any], data: ModelData) -> list[Any]:
+    """Replace what depends on constant data alone, and takes long to compute, by its value.
 
-    PyTensor makes such constants where it picks an element of each row. Sharding recognizes the positions.
+    PyTensor does so in PyMC's own functions, but not where data are variables. What is computed quickly is left out: to
+    read it from memory may take longer.
     """
-    constants = [one for one in ancestors(list(expressions)) if isinstance(one, TensorConstant)]
+    fixed: dict[Any, bool] = {}  # whether data are among what it depends on
+    slow: set[Any] = set()
+    ends: dict[Any, None] = {}
+    for node in io_toposort([], list(expressions)):
+        for one in node.inputs:
+            if isinstance(one, TensorConstant):
+                fixed.setdefault(one, data.axis(one) is not None)
+        if all(one in fixed for one in node.inputs) and _has_values(node):
+            fixed.update(dict.fromkeys(node.outputs, any(fixed[one] for one in node.inputs)))
+            is_quick = isinstance(getattr(node.op, "scalar_op", None), (type(None), *_QUICK))
+            if not (is_quick and slow.isdisjoint(node.inputs)):
+                slow.update(node.outputs)
+        else:
+            ends.update((one, None) for one in node.inputs if one in slow and fixed[one])
+    ends.update((one, None) for one in expressions if one in slow and fixed[one])
+    if not ends:
+        return list(expressions)
+    values = compile_function([], list(ends), mode=Mode(linker="py", optimizer=None))()
+    new = {one: TensorConstant(one.type, data.same(value)) for one, value in zip(ends, values)}
+    return list(clone(list(expressions), replace=new))
+
+
+def _has_values(node: Any) -> bool:
+    """Return whether the outputs of an Apply node are arrays that depend on the values of its inputs."""
+    are_arrays = all(isinstance(one.type, TensorType) for one in node.outputs)
+    return are_arrays and not isinstance(node.op, (ops.Shape, ops.Shape_i))
+
+
+def _lengths_computed(expressions: Sequence[Any], data: ModelData) -> list[Any]:
+    """Replace constants that PyTensor makes from the number of rows by expressions that each rank computes.
+
+    These are the positions 0, 1, 2, … with which an element of each row is picked, and lengths in shapes. Sharding
+    recognizes the expressions.
+    """
+    found = list(expressions)
+    constants = [one for one in ancestors(found) if isinstance(one, TensorConstant)]
     rows = {one: axis for one in constants if (axis := data.axis(one)) is not None}
     positions = [one for one, axis in rows.items() if _is_positions(one, axis)]
     other = next((one for one in rows if one not in positions), None)
-    if not positions or other is None:
-        return list(expressions)
+    if other is None:
+        return found
     n_rows = other.shape[rows[other]]
     replace = {}
     for one in positions:
         order = [0 if axis == rows[one] else "x" for axis in range(one.ndim)]
         replace[one] = T.arange(n_rows, dtype=one.dtype).dimshuffle(order)
-    return list(clone(list(expressions), replace=replace))
+    if replace:
+        found = list(clone(found, replace=replace))
+    if any(one in data.variables for one in ancestors(found)):
+        return found  # their number of rows can change, and that of shapes then does not
+    return _shapes_computed(found, data.n_rows, n_rows)
+
+
+def _shapes_computed(expressions: Sequence[Any], n: int, n_rows: Any) -> list[Any]:
+    """Replace lengths of `n` in the shapes of arrays by the variable `n_rows`, which is equal."""
+
+    def length(one: Any) -> Any:
+        if one.ndim == 0:
+            return n_rows if constant_value(one) == n else one
+        if isinstance(one, TensorConstant):
+            return ops.MakeVector("int64")(*(length(T.constant(value, dtype="int64")) for value in one.data))
+        if one.owner is not None and isinstance(one.owner.op, ops.MakeVector):
+            return one.owner.op(*map(length, one.owner.inputs))
+        return one
+
+    def with_length(node: Any, inputs: list[Any]) -> Any:
+        if not isinstance(node.op, (ops.Alloc, ops.AllocEmpty, ops.Reshape)):
+            return None
+        first = 0 if isinstance(node.op, ops.AllocEmpty) else 1
+        return copied(node, [*inputs[:first], *map(length, inputs[first:])])
+
+    return _rewritten(expressions, with_length)
 
 
 def _is_positions(constant: Any, axis: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -125,8 +126,11 @@ class ModelData:
         self._model = model
         self._axes: dict[Any, int | None] = {}
         self._made: dict[Any, Scattered | None] = {}
+        self._arrays: dict[Any, np.ndarray] = {}
         density = model.logp()
-        self.n_rows = self._most([density]) if rows is None else rows
+        observed = [model.rvs_to_values[one] for one in model.observed_RVs]
+        self.n_rows = self._most(observed, [density]) if rows is None else rows
+        self._is_given, self._has_warned = rows is not None, False
         for one in model.data_vars:
             self._axis_of_variable(one)
         if self.used_by([density]):
@@ -175,6 +179,16 @@ class ModelData:
                 found.append((one, scattered))
         return found
 
+    @property
+    def variables(self) -> list[Any]:
+        """The `pm.Data` of the model."""
+        return list(self._model.data_vars)
+
+    def same(self, value: np.ndarray) -> np.ndarray:
+        """Return an equal array that was passed before, or else this one, so that functions share their data."""
+        content = hashlib.sha256(np.ascontiguousarray(value).data).digest()
+        return self._arrays.setdefault((value.dtype, value.shape, content), value)
+
     def axis(self, one: Any) -> int | None:
         """Return the axis of a variable's rows; ``None`` if the variable is not data that can be sharded."""
         if not isinstance(one.type, TensorType):
@@ -201,9 +215,32 @@ class ModelData:
         values = [self._model.rvs_to_values[one] for one in self._model.observed_RVs]
         return [one.data for one in values if isinstance(one, TensorConstant)]
 
-    def _most(self, density: list[Any]) -> int:
-        """Return the number of rows that most observed values have, or else most of the data; 1 if all have one row."""
-        for expressions in ([self._model.rvs_to_values[one] for one in self._model.observed_RVs], density):
+    def fit(self, expressions: Sequence[Any]) -> None:
+        """Change the number of rows to that of most of the data of these expressions, if none have the present number.
+
+        PyMC has then computed other data, such as the differences of a time series.
+        """
+        if not self._is_given and not self.used_by(expressions):
+            n_rows = self._most(expressions)
+            self.n_rows = n_rows if n_rows >= _LARGE else self.n_rows
+
+    def warn_of(self, expressions: Sequence[Any]) -> None:
+        """Warn once if expressions have large constants, though none that can be sharded."""
+        shapes = [one.data.shape for one in ancestors(expressions) if isinstance(one, TensorConstant)]
+        large = [shape for shape in shapes if np.prod(shape) >= _LARGE]
+        if large and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "synkhronos.extensions.pymc.parallel: PyMC has made arrays of the shapes "
+                f"{', '.join(map(str, dict.fromkeys(large)))} from the data, none of which has {self.n_rows} rows. "
+                "PyMC computes a function with them on the controller alone",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+
+    def _most(self, *alternatives: Sequence[Any]) -> int:
+        """Return the number of rows that most of the data have in the first alternative with data; 1 without data."""
+        for expressions in alternatives:
             sizes: collections.Counter[int] = collections.Counter()
             for one in ancestors(expressions):
                 is_constant = isinstance(one, TensorConstant)
