@@ -6,11 +6,14 @@ default, a sample of them is tested; ``make test-pymc`` tests all, on 1, 2 and 3
 
 import functools
 import os
+import subprocess
+import sys
 import zlib
 
 import numpy as np
 import pytest
 from backend import theano
+from scripts import ROOT
 
 pm = pytest.importorskip("pymc", reason="PyMC is not installed")
 
@@ -134,3 +137,11 @@ def test_each_model_has_a_name_and_a_reason():
     assert len({(case.kind, case.name) for case in CASES}) == len(CASES)
     assert all(bool(case.reason) == (case.division != ROWS) for case in CASES)
     assert sum(case.kind == "gallery" for case in CASES) >= 40
+
+
+def test_the_page_has_the_present_tables():
+    printed = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "tabulate_models.py")], capture_output=True, text=True, check=True
+    )
+    page = (ROOT / "docs" / "pymc.md").read_text()
+    assert printed.stdout in page
