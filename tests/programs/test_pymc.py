@@ -593,3 +593,24 @@ def test_parameters_that_are_not_allowed(synchronize):
     assert np.isclose(named({"b": 1.0}), expected[0][0])
     np.testing.assert_array_equal(named({"b": -0.9}), model.compile_logp()({"b": -0.9}))
     np.testing.assert_array_equal(function.copy()(points[1])[0], expected[1][0])
+
+
+def test_what_depends_on_data_alone_is_computed_once(synchronize):
+    """The basis functions of a process, the squares of covariates and a sum of data, but not a product of all pairs."""
+    synchronize(2)
+    x, y = draws(N, 3), draws(N, seed=1)
+    with pm.Model() as model:
+        data = theano.tensor.as_tensor_variable(x)
+        process = pm.gp.HSGP(m=[5], c=1.5, cov_func=pm.gp.cov.ExpQuad(1, pm.Gamma("length", 2, 1)))
+        mu = process.prior("f", X=np.linspace(0, 1, N)[:, None])
+        mu += T.dot(T.exp(data), pm.Normal("b", shape=3)) + T.dot(data.T, data).sum() * pm.Normal("c")
+        pm.Normal("y", mu, 1, observed=y)
+    plain = model.logp_dlogp_function(ravel_inputs=True)._pytensor_function
+    with parallel(model):
+        function = model.logp_dlogp_function(ravel_inputs=True)
+    points = [0.3 * draws(10, seed=seed) for seed in range(2)]
+    check(function, [(point, *plain(point)) for point in points])
+    divided = function._pytensor_function
+    assert not any("gather" in one.collective for one in divided.partition)
+    shapes = sorted(one.whole.type.shape for one in divided.data)
+    assert shapes == [(N,), (N, 3), (N, 5)]  # y, the exponentials, the basis functions

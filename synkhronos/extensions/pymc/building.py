@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import operator
 import os
 import traceback
@@ -29,10 +30,11 @@ from synkhronos._backends import (
     equal_computations,
     io_toposort,
     is_random_state,
+    known_lengths,
     ops,
     scalar,
 )
-from synkhronos.extensions.pymc.rows import ModelData, Scattered
+from synkhronos.extensions.pymc.rows import LARGE, ModelData, Scattered
 
 __all__ = ["Builder", "Each", "ModelFunction"]
 
@@ -51,6 +53,9 @@ _QUICK = (
     *(scalar.Switch, scalar.Maximum, scalar.Minimum, scalar.Second),
     *(scalar.LogicalComparison, scalar.FixedLogicalComparison, scalar.BinaryBitOp, scalar.UnaryBitOp),
 )
+
+_SLOW = (ops.Dot, ops.BatchedDot, ops.Blockwise, ops.CAReduce, ops.SortOp, ops.ArgSortOp, ops.CumOp)
+_MOST_TIMES = 256  # the size of values that replace data, relative to that of the data
 
 _n_forks = 0  # number of forks between the process that imported this module and this process
 
@@ -402,21 +407,21 @@ def _folded(expressions: Sequence[Any], data: ModelData) -> list[Any]:
     PyTensor does so in PyMC's own functions, but not where data are variables. What is computed quickly is left out: to
     read it from memory may take longer.
     """
-    fixed: dict[Any, bool] = {}  # whether data are among what it depends on
+    fixed: dict[Any, int] = {}  # with the bytes of the data on which it depends
     slow: set[Any] = set()
     ends: dict[Any, None] = {}
     for node in io_toposort([], list(expressions)):
         for one in node.inputs:
             if isinstance(one, TensorConstant):
-                fixed.setdefault(one, data.axis(one) is not None)
-        if all(one in fixed for one in node.inputs) and _has_values(node):
-            fixed.update(dict.fromkeys(node.outputs, any(fixed[one] for one in node.inputs)))
-            is_quick = isinstance(getattr(node.op, "scalar_op", None), (type(None), *_QUICK))
-            if not (is_quick and slow.isdisjoint(node.inputs)):
+                fixed.setdefault(one, 0 if data.axis(one) is None else one.data.nbytes)
+        n_bytes = sum([fixed.get(one, 0) for one in node.inputs])
+        if all(one in fixed for one in node.inputs) and _has_values(node, n_bytes):
+            fixed.update(dict.fromkeys(node.outputs, n_bytes))
+            if _is_slow(node.op) or not slow.isdisjoint(node.inputs):
                 slow.update(node.outputs)
         else:
-            ends.update((one, None) for one in node.inputs if one in slow and fixed[one])
-    ends.update((one, None) for one in expressions if one in slow and fixed[one])
+            ends.update((_viewed(one), None) for one in node.inputs if one in slow and fixed[one])
+    ends.update((_viewed(one), None) for one in expressions if one in slow and fixed[one])
     if not ends:
         return list(expressions)
     values = compile_function([], list(ends), mode=Mode(linker="py", optimizer=None))()
@@ -424,10 +429,28 @@ def _folded(expressions: Sequence[Any], data: ModelData) -> list[Any]:
     return list(clone(list(expressions), replace=new))
 
 
-def _has_values(node: Any) -> bool:
-    """Return whether the outputs of an Apply node are arrays that depend on the values of its inputs."""
+def _viewed(one: Any) -> Any:
+    """Return the variable of which this one is transposed, reshaped or a part; else itself."""
+    while one.owner is not None and getattr(one.owner.op, "view_map", None):
+        one = one.owner.inputs[0]
+    return one
+
+
+def _has_values(node: Any, n_bytes: int) -> bool:
+    """Return whether the outputs of an Apply node are arrays, not many times as large as data of so many bytes.
+
+    They must depend on the values of the data, not on the shapes alone.
+    """
     are_arrays = all(isinstance(one.type, TensorType) for one in node.outputs)
-    return are_arrays and not isinstance(node.op, (ops.Shape, ops.Shape_i))
+    if not are_arrays or isinstance(node.op, (ops.Shape, ops.Shape_i)):
+        return False
+    sizes = [math.prod(n or 1 for n in known_lengths(one)) * np.dtype(one.dtype).itemsize for one in node.outputs]
+    return n_bytes == 0 or sum(sizes) <= _MOST_TIMES * n_bytes
+
+
+def _is_slow(op: Any) -> bool:
+    """Return whether an operation takes longer than to read its result from memory."""
+    return isinstance(op, _SLOW) or (isinstance(op, ops.Elemwise) and not isinstance(op.scalar_op, _QUICK))
 
 
 def _lengths_computed(expressions: Sequence[Any], data: ModelData) -> list[Any]:
@@ -450,8 +473,8 @@ def _lengths_computed(expressions: Sequence[Any], data: ModelData) -> list[Any]:
         replace[one] = T.arange(n_rows, dtype=one.dtype).dimshuffle(order)
     if replace:
         found = list(clone(found, replace=replace))
-    if any(one in data.variables for one in ancestors(found)):
-        return found  # their number of rows can change, and that of shapes then does not
+    if data.n_rows < LARGE or data.use_variables(found):
+        return found  # lengths may be those of other axes, or stay the same when the number of rows changes
     return _shapes_computed(found, data.n_rows, n_rows)
 
 

@@ -22,10 +22,10 @@ from synkhronos._backends import (
     shared,
 )
 
-__all__ = ["ModelData", "Scattered"]
+__all__ = ["LARGE", "ModelData", "Scattered"]
 
 #: Constants of at least this many numbers count as data. They are no shapes: NumPy arrays have at most 64 dimensions.
-_LARGE = 65
+LARGE = 65
 
 
 class Scattered:
@@ -179,10 +179,9 @@ class ModelData:
                 found.append((one, scattered))
         return found
 
-    @property
-    def variables(self) -> list[Any]:
-        """The `pm.Data` of the model."""
-        return list(self._model.data_vars)
+    def use_variables(self, expressions: Sequence[Any]) -> bool:
+        """Return whether expressions depend on `pm.Data`."""
+        return not set(ancestors(expressions)).isdisjoint(self._model.data_vars)
 
     def same(self, value: np.ndarray) -> np.ndarray:
         """Return an equal array that was passed before, or else this one, so that functions share their data."""
@@ -208,7 +207,7 @@ class ModelData:
         return next((axis for axis, (n, known) in enumerate(lengths) if n == self.n_rows and known != 1), None)
 
     def _is_data(self, constant: Any) -> bool:
-        return constant.data.size >= _LARGE or any(constant.data is one for one in self._observed())
+        return constant.data.size >= LARGE or any(constant.data is one for one in self._observed())
 
     def _observed(self) -> list[np.ndarray]:
         """Return the arrays of the observed values that are constants."""
@@ -220,14 +219,14 @@ class ModelData:
 
         PyMC has then computed other data, such as the differences of a time series.
         """
-        if not self._is_given and not self.used_by(expressions):
+        if not self._is_given and all(self.axis(one) is None for one in ancestors(expressions)):
             n_rows = self._most(expressions)
-            self.n_rows = n_rows if n_rows >= _LARGE else self.n_rows
+            self.n_rows = n_rows if n_rows >= LARGE else self.n_rows
 
     def warn_of(self, expressions: Sequence[Any]) -> None:
         """Warn once if expressions have large constants, though none that can be sharded."""
         shapes = [one.data.shape for one in ancestors(expressions) if isinstance(one, TensorConstant)]
-        large = [shape for shape in shapes if np.prod(shape) >= _LARGE]
+        large = [shape for shape in shapes if np.prod(shape) >= LARGE]
         if large and not self._has_warned:
             self._has_warned = True
             warnings.warn(
@@ -246,7 +245,7 @@ class ModelData:
                 is_constant = isinstance(one, TensorConstant)
                 if self._is_data(one) if is_constant else one in self._model.data_vars:
                     shape = _value_of(one).shape
-                    n_rows = next((n for n in shape if n >= _LARGE), max(shape, default=1))
+                    n_rows = next((n for n in shape if n >= LARGE), max(shape, default=1))
                     sizes.update({n_rows: int(np.prod(shape))} if n_rows > 1 else {})
             if sizes:
                 return sizes.most_common(1)[0][0]
