@@ -142,6 +142,18 @@ def inputs_in_the_middle(model):
 
 
 @call(hierarchical)
+def inputs_and_givens_that_depend_on_constants(model):
+    b = model["b"]
+    grown = T.exp(T.as_tensor(X + 0.5))
+    value = (grown * b).sum() + T.log(grown).sum()
+    return [
+        pm.compile([b, grown], value)(2.0, X**2 + 1),
+        pm.compile([b], value, givens={grown: T.as_tensor(X**2 + 1)})(2.0),
+        pm.compile([b], value)(2.0),
+    ]
+
+
+@call(hierarchical)
 def givens(model):
     a, b, x, mu, share = (model[name] for name in ("a", "b", "x", "mu", "share"))
     of_data = {x: T.as_tensor(X[::-1].copy())}

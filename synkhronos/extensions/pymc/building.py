@@ -9,7 +9,8 @@ import operator
 import os
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from synkhronos._backends import (
     TensorConstant,
     TensorType,
     ancestors,
-    clone,
     compile_function,
     constant_value,
     copied,
@@ -112,9 +112,14 @@ class Builder:
         maps, self._maps = self._maps, False
         given = [*results, *updates.values()]
         self._data.fit(given)
-        expressions, conditions = (given, []) if updates else _without_checks(given)
-        ends = _lengths_computed(_folded(_sums_of_parts([*expressions, *conditions]), self._data), self._data)
-        expressions, conditions = ends[: len(given)], ends[len(given) :]
+        found, conditions = given, list[Any]()
+        graph = functools.partial(_rewritten, leaves=[*inputs, *givens])
+        if not updates:
+            found, conditions = _without_checks(given, graph)
+        found = graph([*found, *conditions], _sum_of_parts)
+        found = _folded(found, self._data, graph)
+        found = _lengths_computed(found, self._data, graph)
+        expressions, conditions = found[: len(given)], found[len(given) :]
         _forget_call([*given, *expressions])
         data = self._data.used_by(expressions, inputs, givens)
         if not data:
@@ -328,10 +333,46 @@ def _forget_call(expressions: Sequence[Any]) -> None:
             one.tag.trace = []
 
 
-def _without_checks(expressions: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def _rewritten(
+    expressions: Sequence[Any],
+    rewrite: Callable[[Any, list[Any]], Any] = lambda node, inputs: None,
+    *,
+    leaves: Sequence[Any],
+    replace: Mapping[Any, Any] = MappingProxyType({}),
+) -> list[Any]:
+    """Rewrite expressions from their inputs on.
+
+    Parameters
+    ----------
+    expressions : list of variables
+    rewrite : callable
+        ``rewrite(node, inputs)`` returns expressions for the outputs of an Apply node, given its rewritten inputs;
+        ``None``: the node stays.
+    leaves : list of variables
+        Variables that stay, although they may be computed from others.
+    replace : dict
+        Variables that are replaced by others.
+    """
+    new = dict(replace)
+    for node in io_toposort(list(leaves), list(expressions)):
+        inputs = [new.get(one, one) for one in node.inputs]
+        found = rewrite(node, inputs)
+        if found is None and inputs != node.inputs:
+            found = copied(node, inputs)
+        new.update((old, one) for old, one in zip(node.outputs, found or ()) if old not in replace)
+    return [new.get(one, one) for one in expressions]
+
+
+def _without_checks(expressions: Sequence[Any], graph: Callable[..., list[Any]]) -> tuple[list[Any], list[Any]]:
     """Leave out all checks of parameters.
 
     All ranks would need to know the result of a check, before they can compute with the value that it guards.
+
+    Parameters
+    ----------
+    expressions : list of variables
+    graph : callable
+        `_rewritten`, for the leaves of the expressions.
 
     Returns
     -------
@@ -349,29 +390,25 @@ def _without_checks(expressions: Sequence[Any]) -> tuple[list[Any], list[Any]]:
                 conditions.append(one)
         return inputs[:1]
 
-    found = _rewritten(expressions, unchecked)
+    found = graph(expressions, unchecked)
     numbers = [T.cast(one, "int8") for one in conditions]  # numba cannot compile "and" in a loop over scalars
     return found, [functools.reduce(T.minimum, numbers)] if numbers else []
 
 
-def _sums_of_parts(expressions: Sequence[Any]) -> list[Any]:
-    """Replace sums over joined arrays, such as the terms of a time series and of its beginning, by sums of sums."""
-
-    def of_parts(node: Any, inputs: Sequence[Any]) -> Any:
-        joined = _joined(inputs[0]) if isinstance(node.op, ops.Sum) else None
-        if joined is not None:
-            axis, parts = joined
-            if node.op.axis is None or axis in node.op.axis:
-                return [functools.reduce(T.add, [copied(node, [part])[0] for part in parts])]
-        filled = inputs[0].owner if isinstance(node.op, ops.Split) else None  # in gradients of such sums
-        if filled is not None and isinstance(getattr(filled.op, "scalar_op", None), scalar.Second):
-            like, value = filled.inputs
-            joined = _joined(like)
-            if joined is not None and joined[0] == node.op.axis and value.broadcastable[node.op.axis]:
-                return [T.second(part, value) for part in joined[1]]
-        return None
-
-    return _rewritten(expressions, of_parts)
+def _sum_of_parts(node: Any, inputs: Sequence[Any]) -> list[Any] | None:
+    """Replace a sum over joined arrays, such as the terms of a time series and of its beginning, by a sum of sums."""
+    joined = _joined(inputs[0]) if isinstance(node.op, ops.Sum) else None
+    if joined is not None:
+        axis, parts = joined
+        if node.op.axis is None or axis in node.op.axis:
+            return [functools.reduce(T.add, [copied(node, [part])[0] for part in parts])]
+    filled = inputs[0].owner if isinstance(node.op, ops.Split) else None  # in gradients of such sums
+    if filled is not None and isinstance(getattr(filled.op, "scalar_op", None), scalar.Second):
+        like, value = filled.inputs
+        joined = _joined(like)
+        if joined is not None and joined[0] == node.op.axis and value.broadcastable[node.op.axis]:
+            return [T.second(part, value) for part in joined[1]]
+    return None
 
 
 def _joined(one: Any) -> tuple[int, list[Any]] | None:
@@ -380,28 +417,7 @@ def _joined(one: Any) -> tuple[int, list[Any]] | None:
     return (ops.axis_of(one.owner), ops.parts_of(one.owner)) if is_join else None
 
 
-def _rewritten(expressions: Sequence[Any], rewrite: Callable[[Any, list[Any]], Any]) -> list[Any]:
-    """Rewrite expressions from their inputs on.
-
-    Parameters
-    ----------
-    expressions : list of variables
-    rewrite : callable
-        ``rewrite(node, inputs)`` returns expressions for the outputs of an Apply node, given its rewritten inputs;
-        ``None``: the node stays.
-    """
-    new: dict[Any, Any] = {}
-    for node in io_toposort([], list(expressions)):
-        inputs = [new.get(one, one) for one in node.inputs]
-        found = rewrite(node, inputs)
-        if found is not None:
-            new.update(zip(node.outputs, found))
-        elif inputs != node.inputs:
-            new.update(zip(node.outputs, copied(node, inputs)))
-    return [new.get(one, one) for one in expressions]
-
-
-def _folded(expressions: Sequence[Any], data: ModelData) -> list[Any]:
+def _folded(expressions: Sequence[Any], data: ModelData, graph: Callable[..., list[Any]]) -> list[Any]:
     """Replace what depends on constant data alone, and takes long to compute, by its value.
 
     PyTensor does so in PyMC's own functions, but not where data are variables. What is computed quickly is left out: to
@@ -410,23 +426,25 @@ def _folded(expressions: Sequence[Any], data: ModelData) -> list[Any]:
     fixed: dict[Any, int] = {}  # with the bytes of the data on which it depends
     slow: set[Any] = set()
     ends: dict[Any, None] = {}
-    for node in io_toposort([], list(expressions)):
-        for one in node.inputs:
+
+    def find(node: Any, inputs: Sequence[Any]) -> None:
+        for one in inputs:
             if isinstance(one, TensorConstant):
                 fixed.setdefault(one, 0 if data.axis(one) is None else one.data.nbytes)
-        n_bytes = sum([fixed.get(one, 0) for one in node.inputs])
-        if all(one in fixed for one in node.inputs) and _has_values(node, n_bytes):
+        n_bytes = sum([fixed.get(one, 0) for one in inputs])
+        if all(one in fixed for one in inputs) and _has_values(node, n_bytes):
             fixed.update(dict.fromkeys(node.outputs, n_bytes))
-            if _is_slow(node.op) or not slow.isdisjoint(node.inputs):
+            if _is_slow(node.op) or not slow.isdisjoint(inputs):
                 slow.update(node.outputs)
         else:
-            ends.update((_viewed(one), None) for one in node.inputs if one in slow and fixed[one])
-    ends.update((_viewed(one), None) for one in expressions if one in slow and fixed[one])
+            ends.update((_viewed(one), None) for one in inputs if one in slow and fixed[one])
+
+    ends.update((_viewed(one), None) for one in graph(expressions, find) if one in slow and fixed[one])
     if not ends:
         return list(expressions)
     values = compile_function([], list(ends), mode=Mode(linker="py", optimizer=None))()
     new = {one: TensorConstant(one.type, data.same(value)) for one, value in zip(ends, values)}
-    return list(clone(list(expressions), replace=new))
+    return graph(expressions, replace=new)
 
 
 def _viewed(one: Any) -> Any:
@@ -453,50 +471,43 @@ def _is_slow(op: Any) -> bool:
     return isinstance(op, _SLOW) or (isinstance(op, ops.Elemwise) and not isinstance(op.scalar_op, _QUICK))
 
 
-def _lengths_computed(expressions: Sequence[Any], data: ModelData) -> list[Any]:
+def _lengths_computed(expressions: Sequence[Any], data: ModelData, graph: Callable[..., list[Any]]) -> list[Any]:
     """Replace constants that PyTensor makes from the number of rows by expressions that each rank computes.
 
     These are the positions 0, 1, 2, … with which an element of each row is picked, and lengths in shapes. Sharding
     recognizes the expressions.
     """
-    found = list(expressions)
-    constants = [one for one in ancestors(found) if isinstance(one, TensorConstant)]
+    constants = [one for one in ancestors(list(expressions)) if isinstance(one, TensorConstant)]
     rows = {one: axis for one in constants if (axis := data.axis(one)) is not None}
     positions = [one for one, axis in rows.items() if _is_positions(one, axis)]
     other = next((one for one in rows if one not in positions), None)
     if other is None:
-        return found
+        return list(expressions)
     n_rows = other.shape[rows[other]]
     replace = {}
     for one in positions:
         order = [0 if axis == rows[one] else "x" for axis in range(one.ndim)]
         replace[one] = T.arange(n_rows, dtype=one.dtype).dimshuffle(order)
-    if replace:
-        found = list(clone(found, replace=replace))
+    found = graph(expressions, replace=replace)
     if data.n_rows < LARGE or data.use_variables(found):
         return found  # lengths may be those of other axes, or stay the same when the number of rows changes
-    return _shapes_computed(found, data.n_rows, n_rows)
-
-
-def _shapes_computed(expressions: Sequence[Any], n: int, n_rows: Any) -> list[Any]:
-    """Replace lengths of `n` in the shapes of arrays by the variable `n_rows`, which is equal."""
 
     def length(one: Any) -> Any:
         if one.ndim == 0:
-            return n_rows if constant_value(one) == n else one
+            return n_rows if constant_value(one) == data.n_rows else one
         if isinstance(one, TensorConstant):
             return ops.MakeVector("int64")(*(length(T.constant(value, dtype="int64")) for value in one.data))
         if one.owner is not None and isinstance(one.owner.op, ops.MakeVector):
             return one.owner.op(*map(length, one.owner.inputs))
         return one
 
-    def with_length(node: Any, inputs: list[Any]) -> Any:
+    def with_lengths(node: Any, inputs: list[Any]) -> Any:
         if not isinstance(node.op, (ops.Alloc, ops.AllocEmpty, ops.Reshape)):
             return None
         first = 0 if isinstance(node.op, ops.AllocEmpty) else 1
         return copied(node, [*inputs[:first], *map(length, inputs[first:])])
 
-    return _rewritten(expressions, with_length)
+    return graph(found, with_lengths)
 
 
 def _is_positions(constant: Any, axis: int) -> bool:
