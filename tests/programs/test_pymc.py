@@ -614,3 +614,57 @@ def test_what_depends_on_data_alone_is_computed_once(synchronize):
     assert not any("gather" in one.collective for one in divided.partition)
     shapes = sorted(one.whole.type.shape for one in divided.data)
     assert shapes == [(N,), (N, 3), (N, 5)]  # y, the exponentials, the basis functions
+
+
+def test_a_function_of_other_data_does_not_change_later_ones(synchronize):
+    synchronize(2)
+    x, m = draws(300, 90), draws(90)
+    with pm.Model() as model:
+        b = pm.Normal("b", mu=m, shape=90)
+        pm.Deterministic("shift", T.exp(b - m))
+        pm.Normal("y", T.dot(x, b), 1, observed=draws(300, seed=1))
+    plain = model.compile_logp()
+    point = {"b": 0.1 * m}
+    with parallel(model):
+        functions = [model.compile_logp()]
+        shift = model.compile_fn(model.replace_rvs_by_values([model["shift"]]), inputs=model.value_vars)
+        functions.append(model.compile_logp())
+    np.testing.assert_allclose(shift(point)[0], np.exp(-0.9 * m))
+    for one in functions:
+        np.testing.assert_allclose(one(point), plain(point), rtol=1e-12)
+        assert {each.n_rows for each in one.f.data} == {300}
+
+
+def test_leaves_and_splits_of_the_program_are_kept(synchronize):
+    synchronize(2)
+    x = draws(N)
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=4)
+        joined = T.concatenate([b[:3], b[3:]])
+        one, _ = T.split(T.fill(joined, b[0]), [1, 3], 2)
+        pm.Potential("one", -one.sum())
+        pm.Normal("y", b[0] * x, 1, observed=draws(N, seed=1))
+    plain = model.logp_dlogp_function(ravel_inputs=True)._pytensor_function
+    low, high = T.split(T.exp(T.as_tensor_variable(x)) * b[0], [20, N - 20], 2)
+    options = {"on_unused_input": "ignore"}
+    with parallel(model):
+        check(model.logp_dlogp_function(ravel_inputs=True), [(point, *plain(point)) for point in (np.arange(4.0),)])
+        of_parts = pm.compile([b, low], low.sum() + high.sum(), **options)
+    expected = (2 * np.exp(x[20:])).sum()
+    assert np.isclose(of_parts(np.full(4, 2.0), np.zeros(20)), expected)
+
+
+def test_an_assertion_of_the_program_comes_before_what_it_guards(synchronize):
+    synchronize(2)
+    groups = np.arange(N) % 5
+    with pm.Model() as model:
+        data = pm.Data("groups", groups)
+        a = pm.Normal("a", shape=5)
+        known = theano.raise_op.Assert("unknown group")(data, T.all(data < 5))
+        pm.Normal("y", a[known], 1, observed=draws(N))
+    with parallel(model):
+        function = model.compile_logp()
+        assert np.isfinite(function({"a": np.zeros(5)}))
+        pm.set_data({"groups": groups + 1})
+        with pytest.raises((AssertionError, synk.WorkerError), match="unknown group"):
+            function({"a": np.zeros(5)})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import operator
 import os
 import traceback
 import warnings
@@ -34,6 +33,7 @@ from synkhronos._backends import (
     ops,
     scalar,
 )
+from synkhronos._utils.interrupts import let_interrupts_pass
 from synkhronos.extensions.pymc.rows import LARGE, ModelData, Scattered
 
 __all__ = ["Builder", "Each", "ModelFunction"]
@@ -55,7 +55,8 @@ _QUICK = (
 )
 
 _SLOW = (ops.Dot, ops.BatchedDot, ops.Blockwise, ops.CAReduce, ops.SortOp, ops.ArgSortOp, ops.CumOp)
-_MOST_TIMES = 256  # the size of values that replace data, relative to that of the data
+#: The size of values that replace data, relative to that of the data, and in bytes.
+_MOST_TIMES, _MOST_BYTES = 256, 1 << 30
 
 _n_forks = 0  # number of forks between the process that imported this module and this process
 
@@ -112,9 +113,11 @@ class Builder:
         maps, self._maps = self._maps, False
         given = [*results, *updates.values()]
         self._data.fit(given)
-        found, conditions = given, list[Any]()
+        conditions: list[Any] = []
         graph = functools.partial(_rewritten, leaves=[*inputs, *givens])
-        if not updates:
+        if updates:
+            found = graph(given, _check_after_sum)
+        else:
             found, conditions = _without_checks(given, graph)
         found = graph([*found, *conditions], _sum_of_parts)
         found = _folded(found, self._data, graph)
@@ -164,9 +167,8 @@ class Builder:
                 exact = made()
             return of_points(exact)
 
-        unpack: Any = list if many else operator.itemgetter(0)
         own = lambda: of_points(plain(**asked))  # noqa: E731
-        return ModelFunction(divided(), scattered, of_all_rows, own, unpack if conditions else None)
+        return ModelFunction(divided(), scattered, of_all_rows, own, many if conditions else None)
 
 
 class Each:
@@ -210,10 +212,9 @@ class ModelFunction:
         ``build_undivided()`` builds the function for unsharded data.
     build_own : callable
         ``build_own()`` builds PyMC's own function.
-    unpack : callable, optional
+    many : bool, optional
         If given, ``exact`` lacks checks, and has one more output: whether their conditions hold. If they do not,
-        PyMC's own function computes the results, or raises the error. Else ``unpack(results)`` returns them as PyMC
-        expects them, as a list or as one array.
+        PyMC's own function computes the results, or raises the error. With ``many``, the results are a list.
 
     Attributes
     ----------
@@ -232,12 +233,12 @@ class ModelFunction:
         data: Sequence[Scattered],
         build_undivided: Callable[[], Any],
         build_own: Callable[[], Any],
-        unpack: Callable[[list[Any]], Any] | None,
+        many: bool | None,
     ) -> None:
         self.exact, self.data, self._n_forks = exact, data, _n_forks
         self._out_of_date = [one for one in data if one.is_variable]
         self._undivided = functools.cache(build_undivided)
-        self._own, self._unpack = functools.cache(build_own), unpack
+        self._own, self._many = functools.cache(build_own), many
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute on all ranks, with the current data of the model.
@@ -259,21 +260,20 @@ class ModelFunction:
             if not all(one.is_divided for one in self._out_of_date):
                 return self._undivided()(*args, **kwargs)
         try:
-            return self._of_rows(args, kwargs)
+            found = self.exact(*args, **kwargs)
         except ValueError:  # a new session does not have the data; other errors are raised again
             self._out_of_date = list(self.data)  # there may be more ranks now than constants have rows
             for one in self._out_of_date:
                 one.scatter()
-        if all(one.is_divided for one in self.data):
-            return self._of_rows(args, kwargs)
-        return self._undivided()(*args, **kwargs)
-
-    def _of_rows(self, args: Any, kwargs: Any) -> Any:
-        """Compute from divided data, or by PyMC's own function if a condition of a check does not hold."""
-        if self._unpack is None:
-            return self.exact(*args, **kwargs)
-        *results, hold = self.exact(*args, **kwargs)
-        return self._unpack(results) if hold.all() else self._own()(*args, **kwargs)
+            if not all(one.is_divided for one in self.data):
+                return self._undivided()(*args, **kwargs)
+            found = self.exact(*args, **kwargs)
+        if self._many is None:
+            return found
+        *results, hold = found
+        if not hold.all():
+            return self._own()(*args, **kwargs)
+        return results if self._many else results[0]
 
     def copy(self, *args: Any, **kwargs: Any) -> ModelFunction:
         """Copy the function, with the arguments of PyTensor's ``Function.copy``."""
@@ -283,7 +283,7 @@ class ModelFunction:
             self.data,
             lambda: undivided().copy(*args, **kwargs),
             lambda: own().copy(*args, **kwargs),
-            self._unpack,
+            self._many,
         )
 
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
@@ -353,18 +353,18 @@ def _rewritten(
     replace : dict
         Variables that are replaced by others.
     """
-    new = dict(replace)
+    new, stay = dict(replace), {*leaves, *replace}
     for node in io_toposort(list(leaves), list(expressions)):
         inputs = [new.get(one, one) for one in node.inputs]
         found = rewrite(node, inputs)
         if found is None and inputs != node.inputs:
             found = copied(node, inputs)
-        new.update((old, one) for old, one in zip(node.outputs, found or ()) if old not in replace)
+        new.update((old, one) for old, one in zip(node.outputs, found or ()) if old not in stay)
     return [new.get(one, one) for one in expressions]
 
 
 def _without_checks(expressions: Sequence[Any], graph: Callable[..., list[Any]]) -> tuple[list[Any], list[Any]]:
-    """Leave out all checks of parameters.
+    """Leave out the checks of PyMC that otherwise become a log-probability of minus infinity.
 
     All ranks would need to know the result of a check, before they can compute with the value that it guards.
 
@@ -380,19 +380,44 @@ def _without_checks(expressions: Sequence[Any], graph: Callable[..., list[Any]])
     conditions : list of variables
         One variable: whether all conditions that were left out hold. Empty if none was left out.
     """
-    conditions: list[Any] = []
+    conditions: dict[Any, Any] = {}
 
     def unchecked(node: Any, inputs: Sequence[Any]) -> Any:
-        if not isinstance(node.op, ops.CheckAndRaise):
+        if not getattr(node.op, "can_be_replaced_by_ninf", False):
             return None
         for one in inputs[1:]:
-            if not any(equal_computations([one], [other]) for other in conditions):  # gradients repeat checks
-                conditions.append(one)
+            conditions.setdefault(_structure(one), one)  # gradients may repeat checks
         return inputs[:1]
 
     found = graph(expressions, unchecked)
-    numbers = [T.cast(one, "int8") for one in conditions]  # numba cannot compile "and" in a loop over scalars
+    numbers = [T.cast(one, "int8") for one in conditions.values()]  # numba cannot compile "and" in a loop over scalars
     return found, [functools.reduce(T.minimum, numbers)] if numbers else []
+
+
+def _structure(variable: Any) -> Any:
+    """Return an object that is equal for expressions that are computed in the same way from the same arrays."""
+    names: dict[Any, Any] = {}
+    calls: list[Any] = []
+    for node in io_toposort([], [variable]):
+        for one in node.inputs:
+            if isinstance(one, TensorConstant):
+                is_small = one.data.size < LARGE
+                names[one] = (one.dtype, one.data.shape, one.data.tobytes() if is_small else id(one.data))
+        names.update((one, (len(calls), k)) for k, one in enumerate(node.outputs))
+        calls.append((node.op, *(names.get(one, one) for one in node.inputs)))
+    return tuple(calls) or variable
+
+
+def _check_after_sum(node: Any, inputs: Sequence[Any]) -> list[Any] | None:
+    """Apply a check of parameters to a sum, in place of its terms, which are then summed before ranks meet."""
+    check = inputs[0].owner if inputs else None
+    if check is None or not isinstance(check.op, ops.CheckAndRaise):
+        return None
+    terms, *conditions = check.inputs
+    if isinstance(node.op, ops.Sum):
+        return [check.op(*copied(node, [terms]), *conditions)]
+    reads_shape = isinstance(getattr(node.op, "scalar_op", None), scalar.Second)  # as gradients do
+    return copied(node, [terms, *inputs[1:]]) if reads_shape or isinstance(node.op, (ops.Shape, ops.Shape_i)) else None
 
 
 def _sum_of_parts(node: Any, inputs: Sequence[Any]) -> list[Any] | None:
@@ -405,10 +430,24 @@ def _sum_of_parts(node: Any, inputs: Sequence[Any]) -> list[Any] | None:
     filled = inputs[0].owner if isinstance(node.op, ops.Split) else None  # in gradients of such sums
     if filled is not None and isinstance(getattr(filled.op, "scalar_op", None), scalar.Second):
         like, value = filled.inputs
-        joined = _joined(like)
-        if joined is not None and joined[0] == node.op.axis and value.broadcastable[node.op.axis]:
-            return [T.second(part, value) for part in joined[1]]
+        axis, parts = _joined(like) or (None, [])
+        if axis == node.op.axis and value.broadcastable[axis] and _are_lengths(inputs[1], parts, axis):
+            return [T.second(part, value) for part in parts]
     return None
+
+
+def _are_lengths(sizes: Any, parts: Sequence[Any], axis: int) -> bool:
+    """Return whether a vector is known to have the lengths of some arrays along an axis."""
+    made = sizes.owner is not None and isinstance(sizes.owner.op, ops.MakeVector)
+    entries = sizes.owner.inputs if made else list(getattr(sizes, "data", ()))
+    if len(entries) != len(parts):
+        return False
+    for entry, part in zip(entries, parts):
+        known = known_lengths(part)[axis]
+        is_known = known is not None and constant_value(T.as_tensor_variable(entry)) == known
+        if not (is_known or (made and equal_computations([entry], [part.shape[axis]]))):
+            return False
+    return True
 
 
 def _joined(one: Any) -> tuple[int, list[Any]] | None:
@@ -429,8 +468,8 @@ def _folded(expressions: Sequence[Any], data: ModelData, graph: Callable[..., li
 
     def find(node: Any, inputs: Sequence[Any]) -> None:
         for one in inputs:
-            if isinstance(one, TensorConstant):
-                fixed.setdefault(one, 0 if data.axis(one) is None else one.data.nbytes)
+            if isinstance(one, TensorConstant) and one not in fixed:
+                fixed[one] = 0 if data.axis(one) is None else one.data.nbytes
         n_bytes = sum([fixed.get(one, 0) for one in inputs])
         if all(one in fixed for one in inputs) and _has_values(node, n_bytes):
             fixed.update(dict.fromkeys(node.outputs, n_bytes))
@@ -440,9 +479,14 @@ def _folded(expressions: Sequence[Any], data: ModelData, graph: Callable[..., li
             ends.update((_viewed(one), None) for one in inputs if one in slow and fixed[one])
 
     ends.update((_viewed(one), None) for one in graph(expressions, find) if one in slow and fixed[one])
+    ends = {one: None for one in ends if one.owner is not None}
     if not ends:
         return list(expressions)
-    values = compile_function([], list(ends), mode=Mode(linker="py", optimizer=None))()
+    try:
+        values = compile_function([], list(ends), mode=Mode(linker="py", optimizer=None))()
+    except Exception as error:  # the function raises it when it is called
+        let_interrupts_pass(error)
+        return list(expressions)
     new = {one: TensorConstant(one.type, data.same(value)) for one, value in zip(ends, values)}
     return graph(expressions, replace=new)
 
@@ -462,8 +506,11 @@ def _has_values(node: Any, n_bytes: int) -> bool:
     are_arrays = all(isinstance(one.type, TensorType) for one in node.outputs)
     if not are_arrays or isinstance(node.op, (ops.Shape, ops.Shape_i)):
         return False
-    sizes = [math.prod(n or 1 for n in known_lengths(one)) * np.dtype(one.dtype).itemsize for one in node.outputs]
-    return n_bytes == 0 or sum(sizes) <= _MOST_TIMES * n_bytes
+    lengths = [known_lengths(one) for one in node.outputs]
+    if n_bytes == 0 or any(None in one for one in lengths):
+        return n_bytes == 0
+    sizes = [math.prod(shape) * np.dtype(one.dtype).itemsize for shape, one in zip(lengths, node.outputs)]
+    return sum(sizes) <= min(_MOST_TIMES * n_bytes, _MOST_BYTES)
 
 
 def _is_slow(op: Any) -> bool:
@@ -496,6 +543,8 @@ def _lengths_computed(expressions: Sequence[Any], data: ModelData, graph: Callab
         if one.ndim == 0:
             return n_rows if constant_value(one) == data.n_rows else one
         if isinstance(one, TensorConstant):
+            if data.n_rows not in one.data:
+                return one
             return ops.MakeVector("int64")(*(length(T.constant(value, dtype="int64")) for value in one.data))
         if one.owner is not None and isinstance(one.owner.op, ops.MakeVector):
             return one.owner.op(*map(length, one.owner.inputs))
@@ -505,7 +554,8 @@ def _lengths_computed(expressions: Sequence[Any], data: ModelData, graph: Callab
         if not isinstance(node.op, (ops.Alloc, ops.AllocEmpty, ops.Reshape)):
             return None
         first = 0 if isinstance(node.op, ops.AllocEmpty) else 1
-        return copied(node, [*inputs[:first], *map(length, inputs[first:])])
+        lengths = list(map(length, inputs[first:]))
+        return None if lengths == inputs[first:] else copied(node, [*inputs[:first], *lengths])
 
     return graph(found, with_lengths)
 

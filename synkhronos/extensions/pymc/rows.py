@@ -12,9 +12,9 @@ import numpy as np
 
 import synkhronos
 from synkhronos._backends import (
+    DenseType,
     SharedVariable,
     TensorConstant,
-    TensorType,
     Variable,
     ancestors,
     known_lengths,
@@ -107,7 +107,7 @@ class ModelData:
     Attributes
     ----------
     n_rows : int
-        The number of rows of the data.
+        The number of rows of the data, for the function that is being built.
 
     Raises
     ------
@@ -129,7 +129,7 @@ class ModelData:
         self._arrays: dict[Any, np.ndarray] = {}
         density = model.logp()
         observed = [model.rvs_to_values[one] for one in model.observed_RVs]
-        self.n_rows = self._most(observed, [density]) if rows is None else rows
+        self.n_rows = self._of_model = self._most(observed, [density]) if rows is None else rows
         self._is_given, self._has_warned = rows is not None, False
         for one in model.data_vars:
             self._axis_of_variable(one)
@@ -190,7 +190,7 @@ class ModelData:
 
     def axis(self, one: Any) -> int | None:
         """Return the axis of a variable's rows; ``None`` if the variable is not data that can be sharded."""
-        if not isinstance(one.type, TensorType):
+        if not isinstance(one.type, DenseType):
             return None
         if isinstance(one, TensorConstant):
             return self._first_axis(one) if self._is_data(one) else None
@@ -198,7 +198,7 @@ class ModelData:
 
     def _axis_of_variable(self, one: Any) -> int | None:
         if one not in self._axes:
-            self._axes[one] = self._first_axis(one) if isinstance(one.type, TensorType) else None
+            self._axes[one] = self._first_axis(one) if isinstance(one.type, DenseType) else None
         return self._axes[one]
 
     def _first_axis(self, one: Any) -> int | None:
@@ -215,19 +215,20 @@ class ModelData:
         return [one.data for one in values if isinstance(one, TensorConstant)]
 
     def fit(self, expressions: Sequence[Any]) -> None:
-        """Change the number of rows to that of most of the data of these expressions, if none have the present number.
+        """Set the number of rows for a function of some expressions.
 
-        PyMC has then computed other data, such as the differences of a time series.
+        It is that of the model, unless PyMC has computed other data from these, such as differences in a time series.
         """
+        self.n_rows = self._of_model
         if not self._is_given and all(self.axis(one) is None for one in ancestors(expressions)):
             n_rows = self._most(expressions)
-            self.n_rows = n_rows if n_rows >= LARGE else self.n_rows
+            self.n_rows = n_rows if n_rows >= max(LARGE, self._of_model // 2) else self._of_model
 
     def warn_of(self, expressions: Sequence[Any]) -> None:
-        """Warn once if expressions have large constants, though none that can be sharded."""
+        """Warn once if expressions have constants as large as data, though none that can be sharded."""
         shapes = [one.data.shape for one in ancestors(expressions) if isinstance(one, TensorConstant)]
-        large = [shape for shape in shapes if np.prod(shape) >= LARGE]
-        if large and not self._has_warned:
+        large = [shape for shape in shapes if np.prod(shape) >= max(LARGE, self._of_model // 2)]
+        if large and not self._has_warned and not self._is_given:
             self._has_warned = True
             warnings.warn(
                 "synkhronos.extensions.pymc.parallel: PyMC has made arrays of the shapes "
@@ -253,7 +254,8 @@ class ModelData:
 
     def _scattered(self, source: Any, axis: int) -> Scattered | None:
         is_constant = isinstance(source, TensorConstant)
-        key = id(source.data) if is_constant else source  # other graphs have copies of a constant, with the same data
+        # other graphs have copies of a constant, with the same data
+        key = (id(source.data) if is_constant else source, axis)
         if key not in self._made:
             made = Scattered(source, axis)
             if is_constant:
