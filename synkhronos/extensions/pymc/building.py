@@ -430,9 +430,11 @@ def _sum_of_parts(node: Any, inputs: Sequence[Any]) -> list[Any] | None:
     filled = inputs[0].owner if isinstance(node.op, ops.Split) else None  # in gradients of such sums
     if filled is not None and isinstance(getattr(filled.op, "scalar_op", None), scalar.Second):
         like, value = filled.inputs
-        axis, parts = _joined(like) or (None, [])
-        if axis == node.op.axis and value.broadcastable[axis] and _are_lengths(inputs[1], parts, axis):
-            return [T.second(part, value) for part in parts]
+        joined = _joined(like)
+        if joined is not None and joined[0] == node.op.axis:
+            axis, parts = joined
+            if value.broadcastable[axis] and _are_lengths(inputs[1], parts, axis):
+                return [T.second(part, value) for part in parts]
     return None
 
 
