@@ -596,7 +596,7 @@ def test_parameters_that_are_not_allowed(synchronize):
 
 
 def test_what_depends_on_data_alone_is_computed_once(synchronize):
-    """The basis functions of a process, the squares of covariates and a sum of data, but not a product of all pairs."""
+    """The basis functions of a process, the exponentials of covariates, and the sum of a product of data."""
     synchronize(2)
     x, y = draws(N, 3), draws(N, seed=1)
     with pm.Model() as model:

@@ -53,7 +53,7 @@ _QUICK = (
     *(scalar.Switch, scalar.Maximum, scalar.Minimum, scalar.Second),
     *(scalar.LogicalComparison, scalar.FixedLogicalComparison, scalar.BinaryBitOp, scalar.UnaryBitOp),
 )
-
+#: Operations on arrays that take longer.
 _SLOW = (ops.Dot, ops.BatchedDot, ops.Blockwise, ops.CAReduce, ops.SortOp, ops.ArgSortOp, ops.CumOp)
 #: The size of values that replace data, relative to that of the data, and in bytes.
 _MOST_TIMES, _MOST_BYTES = 256, 1 << 30
