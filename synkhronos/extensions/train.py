@@ -15,7 +15,7 @@ import synkhronos as synk
 from synkhronos._backends import clone, compile_function, shared
 from synkhronos.extensions import steps
 from synkhronos.extensions.steps import ExactTrainFunction, TrainFunction, check_names, flatten, free, listed
-from synkhronos.extensions.updates.divide import divide
+from synkhronos.extensions.updates.flat import divide
 
 __all__ = ["ExactTrainFunction", "TrainFunction", "make_train_function", "make_train_function_theano"]
 
