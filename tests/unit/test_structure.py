@@ -218,6 +218,11 @@ def test_sources_are_neither_many_nor_long():
     assert len(short) <= 12, short
 
 
+def test_files_of_tests_are_not_long():
+    lines = {path: len(path.read_text().splitlines()) for path in (PACKAGE.parent / "tests").rglob("*.py")}
+    assert max(lines.values()) <= 600, max(lines, key=lines.get)
+
+
 def test_public_names():
     assert list(synk.__all__) == sorted(synk.__all__)
     assert set(synk.__all__) - {"errors", "extensions", "__version__"} == PUBLIC
