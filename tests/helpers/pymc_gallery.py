@@ -362,7 +362,7 @@ def missing_outcomes():
     pm.Normal("y", linear(), pm.HalfNormal("s"), observed=y)
 
 
-@model(FULL, "missing values are parameters of some rows, among which they are inserted", is_product=True)
+@model()
 def missing_covariates():
     x = X[:, 0].copy()
     x[::7] = np.nan

@@ -5,6 +5,7 @@ import functools
 import os
 import re
 import signal
+import types
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,13 @@ from process_state import wait_for_end, worker_pids
 from scripts import python_path, run_script
 
 import synkhronos as synk
+from synkhronos._sharding import Prediction
 
 pm = pytest.importorskip("pymc", reason="PyMC is not installed")
 
 from synkhronos.extensions.pymc import parallel, report  # noqa: E402
+from synkhronos.extensions.pymc.building import ModelFunction  # noqa: E402
+from synkhronos.extensions.pymc.rows import ModelData  # noqa: E402
 
 N = 71
 NUMBA = theano.config.linker == "numba"
@@ -296,6 +300,29 @@ def test_independent_data_may_have_different_lengths(synchronize):
             np.testing.assert_allclose(divided, plain({"b": 0.3}), rtol=1e-10)
 
 
+class Timed:
+    """A function of which it is known how long it takes with each plan."""
+
+    def __init__(self, rows, controller):
+        self.partition = types.SimpleNamespace(plans=[Prediction(N, rows, controller, "timed")])
+
+    def __call__(self, point):
+        return point
+
+
+def test_one_warning_if_ranks_gain_nothing(synchronize):
+    synchronize(2)
+    options = {"many": None, "warn": ModelData(model_of(logistic), None).warn_of_times}
+    made = [ModelFunction(Timed(*times), [], dict, dict, **options) for times in [(1, 2), (4.2e-4, 1e-5), (4, 1)]]
+    with pytest.warns(RuntimeWarning) as warned:
+        for one in made * 20:
+            assert one(1.5) == 1.5
+    (warning,) = warned
+    message = "the controller alone evaluates the model in 0.01 ms, and all ranks in 0.42 ms, so the controller does it"
+    assert message in str(warning.message)
+    assert warning.filename == __file__
+
+
 def test_few_rows(synchronize):
     synchronize(3)
     with pm.Model() as model:
@@ -489,65 +516,6 @@ def test_nutpie_raises_the_error_of_a_failed_call(tmp_path):
     ]
 
 
-OWN_MODEL = """
-    import nutpie
-    import pymc as pm
-    from synkhronos.extensions.pymc import parallel
-
-    if theano.config.linker != "numba":
-        theano.config.linker, theano.config.cxx = "py", ""
-    settings = dict(draws=20, tune=20, chains=3, seed=4, progress_bar=False)
-    x = np.random.RandomState(0).randn(90, 3)
-    with pm.Model() as model:
-        rows = pm.Data("rows", x[:80])
-        pm.Normal("y", pm.math.dot(rows, pm.Normal("b", shape=3)), observed=x[:80].sum(axis=1))
-
-    def draws(compiled):
-        return nutpie.sample(compiled, **settings).posterior["b"].values
-
-    serial = draws(nutpie.compile_pymc_model(model))
-    for plan in ("controller", "auto", "rows"):
-        with synk.session(2, plan=plan):
-            with parallel(model):
-                compiled = nutpie.compile_pymc_model(model)
-            with parallel(model):  # another block
-                found = [draws(compiled) for _ in range(2)]
-                assert np.array_equal(*found) and compiled.logp_func.exact.plan == "rows"
-                own = [one is not None for one in compiled.own._choices.values()]
-                assert not own[0] or np.array_equal(found[0], serial), plan
-                assert {"controller": own[0], "rows": not own[0], "auto": True}[plan]
-                pm.set_data({"rows": x[:80] * 2})
-                assert abs(draws(compiled).mean() - 0.5) < 0.1
-                pm.set_data({"rows": x[:80]})
-    print("chosen")
-
-    with synk.session(2), parallel(model):
-        sampler = nutpie.sample(compiled, blocking=False, **{**settings, "draws": 300})
-        try:
-            sampler.wait(timeout=0.001)
-        except TimeoutError:
-            print("timeout")
-        sampler.pause()
-        sampler.resume()
-        assert sampler.wait().posterior["b"].shape == (3, 300, 3)
-        sampler = nutpie.sample(compiled, blocking=False, **{**settings, "draws": 10 ** 7})
-        del sampler  # ends it
-        print("background")
-    with pm.Model() as fixed, synk.session(2):
-        pm.Normal("z")
-        pm.Normal("y", 0, 1, observed=x[:80, 0])
-        with parallel(fixed):
-            assert nutpie.sample(nutpie.compile_pymc_model(fixed), **settings).posterior["z"].shape == (3, 20)
-        print("fixed")
-"""
-
-
-def test_nutpies_own_model_where_it_is_faster():
-    pytest.importorskip("nutpie")
-    out, _ = run_script(OWN_MODEL, fresh=True, timeout=850 if NUMBA else 150)
-    assert out.split() == ["chosen", "timeout", "background", "fixed"]
-
-
 def matrix_of_positions():
     """A covariate whose entries, but not its rows, are 0, 1, 2, …, and one whose rows are."""
     t = np.arange(2 * N).reshape(N, 2)
@@ -593,78 +561,3 @@ def test_parameters_that_are_not_allowed(synchronize):
     assert np.isclose(named({"b": 1.0}), expected[0][0])
     np.testing.assert_array_equal(named({"b": -0.9}), model.compile_logp()({"b": -0.9}))
     np.testing.assert_array_equal(function.copy()(points[1])[0], expected[1][0])
-
-
-def test_what_depends_on_data_alone_is_computed_once(synchronize):
-    """The basis functions of a process, the exponentials of covariates, and the sum of a product of data."""
-    synchronize(2)
-    x, y = draws(N, 3), draws(N, seed=1)
-    with pm.Model() as model:
-        data = theano.tensor.as_tensor_variable(x)
-        process = pm.gp.HSGP(m=[5], c=1.5, cov_func=pm.gp.cov.ExpQuad(1, pm.Gamma("length", 2, 1)))
-        mu = process.prior("f", X=np.linspace(0, 1, N)[:, None])
-        mu += T.dot(T.exp(data), pm.Normal("b", shape=3)) + T.dot(data.T, data).sum() * pm.Normal("c")
-        pm.Normal("y", mu, 1, observed=y)
-    plain = model.logp_dlogp_function(ravel_inputs=True)._pytensor_function
-    with parallel(model):
-        function = model.logp_dlogp_function(ravel_inputs=True)
-    points = [0.3 * draws(10, seed=seed) for seed in range(2)]
-    check(function, [(point, *plain(point)) for point in points])
-    divided = function._pytensor_function
-    assert not any("gather" in one.collective for one in divided.partition)
-    shapes = sorted(one.whole.type.shape for one in divided.data)
-    assert shapes == [(N,), (N, 3), (N, 5)]  # y, the exponentials, the basis functions
-
-
-def test_a_function_of_other_data_does_not_change_later_ones(synchronize):
-    synchronize(2)
-    x, m = draws(300, 90), draws(90)
-    with pm.Model() as model:
-        b = pm.Normal("b", mu=m, shape=90)
-        pm.Deterministic("shift", T.exp(b - m))
-        pm.Normal("y", T.dot(x, b), 1, observed=draws(300, seed=1))
-    plain = model.compile_logp()
-    point = {"b": 0.1 * m}
-    with parallel(model):
-        functions = [model.compile_logp()]
-        shift = model.compile_fn(model.replace_rvs_by_values([model["shift"]]), inputs=model.value_vars)
-        functions.append(model.compile_logp())
-    np.testing.assert_allclose(shift(point)[0], np.exp(-0.9 * m))
-    for one in functions:
-        np.testing.assert_allclose(one(point), plain(point), rtol=1e-12)
-        assert {each.n_rows for each in one.f.data} == {300}
-
-
-def test_leaves_and_splits_of_the_program_are_kept(synchronize):
-    synchronize(2)
-    x = draws(N)
-    with pm.Model() as model:
-        b = pm.Normal("b", shape=4)
-        joined = T.concatenate([b[:3], b[3:]])
-        one, _ = T.split(T.fill(joined, b[0]), [1, 3], 2)
-        pm.Potential("one", -one.sum())
-        pm.Normal("y", b[0] * x, 1, observed=draws(N, seed=1))
-    plain = model.logp_dlogp_function(ravel_inputs=True)._pytensor_function
-    low, high = T.split(T.exp(T.as_tensor_variable(x)) * b[0], [20, N - 20], 2)
-    options = {"on_unused_input": "ignore"}
-    with parallel(model):
-        check(model.logp_dlogp_function(ravel_inputs=True), [(point, *plain(point)) for point in (np.arange(4.0),)])
-        of_parts = pm.compile([b, low], low.sum() + high.sum(), **options)
-    expected = (2 * np.exp(x[20:])).sum()
-    assert np.isclose(of_parts(np.full(4, 2.0), np.zeros(20)), expected)
-
-
-def test_an_assertion_of_the_program_comes_before_what_it_guards(synchronize):
-    synchronize(2)
-    groups = np.arange(N) % 5
-    with pm.Model() as model:
-        data = pm.Data("groups", groups)
-        a = pm.Normal("a", shape=5)
-        known = theano.raise_op.Assert("unknown group")(data, T.all(data < 5))
-        pm.Normal("y", a[known], 1, observed=draws(N))
-    with parallel(model):
-        function = model.compile_logp()
-        assert np.isfinite(function({"a": np.zeros(5)}))
-        pm.set_data({"groups": groups + 1})
-        with pytest.raises((AssertionError, synk.WorkerError), match="unknown group"):
-            function({"a": np.zeros(5)})

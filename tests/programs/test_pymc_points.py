@@ -6,6 +6,8 @@ import time
 
 import numpy as np
 import pytest
+from backend import theano
+from scripts import run_script
 
 pytest.importorskip("pymc", reason="PyMC is not installed")
 
@@ -170,3 +172,62 @@ def test_arguments_are_checked():
 def test_functions_of_one_point_are_called_for_each():
     values, gradients = Each(lambda point: (point.sum(), 2 * point))(np.arange(6.0).reshape(3, 2))
     assert values.tolist() == [1, 5, 9] and gradients.tolist() == [[0, 2], [4, 6], [8, 10]]
+
+
+OWN_MODEL = """
+    import nutpie
+    import pymc as pm
+    from synkhronos.extensions.pymc import parallel
+
+    if theano.config.linker != "numba":
+        theano.config.linker, theano.config.cxx = "py", ""
+    settings = dict(draws=20, tune=20, chains=3, seed=4, progress_bar=False)
+    x = np.random.RandomState(0).randn(90, 3)
+    with pm.Model() as model:
+        rows = pm.Data("rows", x[:80])
+        pm.Normal("y", pm.math.dot(rows, pm.Normal("b", shape=3)), observed=x[:80].sum(axis=1))
+
+    def draws(compiled):
+        return nutpie.sample(compiled, **settings).posterior["b"].values
+
+    serial = draws(nutpie.compile_pymc_model(model))
+    for plan in ("controller", "auto", "rows"):
+        with synk.session(2, plan=plan):
+            with parallel(model):
+                compiled = nutpie.compile_pymc_model(model)
+            with parallel(model):  # another block
+                found = [draws(compiled) for _ in range(2)]
+                assert np.array_equal(*found) and compiled.logp_func.exact.plan == "rows"
+                own = [one is not None for one in compiled.own._choices.values()]
+                assert not own[0] or np.array_equal(found[0], serial), plan
+                assert {"controller": own[0], "rows": not own[0], "auto": True}[plan]
+                pm.set_data({"rows": x[:80] * 2})
+                assert abs(draws(compiled).mean() - 0.5) < 0.1
+                pm.set_data({"rows": x[:80]})
+    print("chosen")
+
+    with synk.session(2), parallel(model):
+        sampler = nutpie.sample(compiled, blocking=False, **{**settings, "draws": 300})
+        try:
+            sampler.wait(timeout=0.001)
+        except TimeoutError:
+            print("timeout")
+        sampler.pause()
+        sampler.resume()
+        assert sampler.wait().posterior["b"].shape == (3, 300, 3)
+        sampler = nutpie.sample(compiled, blocking=False, **{**settings, "draws": 10 ** 7})
+        del sampler  # ends it
+        print("background")
+    with pm.Model() as fixed, synk.session(2):
+        pm.Normal("z")
+        pm.Normal("y", 0, 1, observed=x[:80, 0])
+        with parallel(fixed):
+            assert nutpie.sample(nutpie.compile_pymc_model(fixed), **settings).posterior["z"].shape == (3, 20)
+        print("fixed")
+"""
+
+
+def test_nutpies_own_model_where_it_is_faster():
+    pytest.importorskip("nutpie")
+    out, _ = run_script(OWN_MODEL, fresh=True, timeout=850 if theano.config.linker == "numba" else 150)
+    assert out.split() == ["chosen", "timeout", "background", "fixed"]

@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
-import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 import synkhronos
-from synkhronos._backends import (
-    FOLDER,
-    LIBRARIES,
-    Mode,
-    T,
-    TensorConstant,
-    TensorType,
-    ancestors,
-    compile_function,
-    constant_value,
-    copied,
-    equal_computations,
-    io_toposort,
-    is_random_state,
-    known_lengths,
-    ops,
-    scalar,
+from synkhronos._backends import TensorType, is_random_state
+from synkhronos.extensions.pymc.graphs import (
+    check_after_sum,
+    folded,
+    forget_call,
+    lengths_computed,
+    missing_by_rows,
+    rewritten,
+    sum_of_parts,
+    without_checks,
 )
-from synkhronos._utils.interrupts import let_interrupts_pass
-from synkhronos.extensions.pymc.rows import LARGE, ModelData, Scattered
+from synkhronos.extensions.pymc.rows import ModelData, Scattered
 
 __all__ = ["Builder", "Each", "ModelFunction"]
 
@@ -47,16 +36,7 @@ _OTHER_PROCESS = (
     "functions can be called in the program's own process only"
 )
 
-#: Operations on numbers that take about as long as to read the result from memory.
-_QUICK = (
-    *(scalar.Add, scalar.Sub, scalar.Mul, scalar.Neg, scalar.Abs, scalar.Sqr, scalar.Identity, scalar.Cast),
-    *(scalar.Switch, scalar.Maximum, scalar.Minimum, scalar.Second),
-    *(scalar.LogicalComparison, scalar.FixedLogicalComparison, scalar.BinaryBitOp, scalar.UnaryBitOp),
-)
-#: Operations on arrays that take longer.
-_SLOW = (ops.Dot, ops.BatchedDot, ops.Blockwise, ops.CAReduce, ops.SortOp, ops.ArgSortOp, ops.CumOp)
-#: The size of values that replace data, relative to that of the data, and in bytes.
-_MOST_TIMES, _MOST_BYTES = 256, 1 << 30
+_FIRST = 10  # calls of a function, after which it warns if it is computed faster without ranks
 
 _n_forks = 0  # number of forks between the process that imported this module and this process
 
@@ -114,19 +94,20 @@ class Builder:
         given = [*results, *updates.values()]
         self._data.fit(given)
         conditions: list[Any] = []
-        graph = functools.partial(_rewritten, leaves=[*inputs, *givens])
+        graph = functools.partial(rewritten, leaves=[*inputs, *givens])
         if updates:
-            found = graph(given, _check_after_sum)
+            found = graph(given, check_after_sum)
         else:
-            found, conditions = _without_checks(given, graph)
-        found = graph([*found, *conditions], _sum_of_parts)
-        found = _folded(found, self._data, graph)
-        found = _lengths_computed(found, self._data, graph)
+            found, conditions = without_checks(given, graph)
+        found = missing_by_rows([*found, *conditions], self._data, graph)
+        found = graph(found, sum_of_parts)
+        found = folded(found, self._data, graph)
+        found = lengths_computed(found, self._data, graph)
         expressions, conditions = found[: len(given)], found[len(given) :]
-        _forget_call([*given, *expressions])
+        forget_call([*given, *expressions])
         data = self._data.used_by(expressions, inputs, givens)
         if not data:
-            self._data.warn_of(expressions)
+            self._data.warn_of_shapes(expressions)
             return plain(**asked)
         scattered = list(dict.fromkeys(one for _, one in data))
         kwargs = {name: value for name, value in asked.items() if name not in _OWN}
@@ -168,7 +149,9 @@ class Builder:
             return of_points(exact)
 
         own = lambda: of_points(plain(**asked))  # noqa: E731
-        return ModelFunction(divided(), scattered, of_all_rows, own, many if conditions else None)
+        return ModelFunction(
+            divided(), scattered, of_all_rows, own, many=many if conditions else None, warn=self._data.warn_of_times
+        )
 
 
 class Each:
@@ -215,6 +198,8 @@ class ModelFunction:
     many : bool, optional
         If given, ``exact`` lacks checks, and has one more output: whether their conditions hold. If they do not,
         PyMC's own function computes the results, or raises the error. With ``many``, the results are a list.
+    warn : callable
+        ``warn(seconds by rows, seconds alone)`` is called if the controller computes the first calls alone.
 
     Attributes
     ----------
@@ -233,12 +218,15 @@ class ModelFunction:
         data: Sequence[Scattered],
         build_undivided: Callable[[], Any],
         build_own: Callable[[], Any],
+        *,
         many: bool | None,
+        warn: Callable[[float, float], None],
     ) -> None:
         self.exact, self.data, self._n_forks = exact, data, _n_forks
         self._out_of_date = [one for one in data if one.is_variable]
         self._undivided = functools.cache(build_undivided)
-        self._own, self._many = functools.cache(build_own), many
+        self._own, self._many, self._warn = functools.cache(build_own), many, warn
+        self._n_calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute on all ranks, with the current data of the model.
@@ -268,6 +256,9 @@ class ModelFunction:
             if not all(one.is_divided for one in self.data):
                 return self._undivided()(*args, **kwargs)
             found = self.exact(*args, **kwargs)
+        self._n_calls += 1
+        if self._n_calls == _FIRST:
+            self._compare()
         if self._many is None:
             return found
         *results, hold = found
@@ -283,12 +274,19 @@ class ModelFunction:
             self.data,
             lambda: undivided().copy(*args, **kwargs),
             lambda: own().copy(*args, **kwargs),
-            self._many,
+            many=self._many,
+            warn=self._warn,
         )
 
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
         """Call PyMC's own function, in the controller only."""
         return self._own()(*args, **kwargs)
+
+    def _compare(self) -> None:
+        """Warn if the controller computes the function, because that is faster."""
+        plan = next(reversed(self.exact.partition.plans), None)
+        if plan is not None and plan.controller <= plan.rows:
+            self._warn(plan.rows, plan.controller)
 
     def _of_different_lengths(self, args: Any, kwargs: Any) -> Any:
         lengths = ", ".join(f"{one}: {one.n_rows}" for one in self.data)
@@ -314,257 +312,3 @@ class ModelFunction:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise synkhronos.SessionError(_OTHER_PROCESS)
-
-
-# -- graphs that can be sharded
-
-
-def _forget_call(expressions: Sequence[Any]) -> None:
-    """Remove the traces of variables that PyMC has made in this call, such as densities and gradients.
-
-    Messages and reports then name the lines in which the program built the model, rather than that of the call.
-    """
-    not_shown = (*LIBRARIES, FOLDER, synkhronos.__path__[0])
-    frames = (frame for frame, _ in traceback.walk_stack(None))
-    lines = ((frame.f_code.co_filename, frame.f_lineno) for frame in frames)
-    call = next((line for line in lines if not line[0].startswith(not_shown)), None)
-    for one in ancestors(list(expressions)):
-        if any(frame[:2] == call for trace in getattr(one.tag, "trace", None) or () for frame in trace):
-            one.tag.trace = []
-
-
-def _rewritten(
-    expressions: Sequence[Any],
-    rewrite: Callable[[Any, list[Any]], Any] = lambda node, inputs: None,
-    *,
-    leaves: Sequence[Any],
-    replace: Mapping[Any, Any] = MappingProxyType({}),
-) -> list[Any]:
-    """Rewrite expressions from their inputs on.
-
-    Parameters
-    ----------
-    expressions : list of variables
-    rewrite : callable
-        ``rewrite(node, inputs)`` returns expressions for the outputs of an Apply node, given its rewritten inputs;
-        ``None``: the node stays.
-    leaves : list of variables
-        Variables that stay, although they may be computed from others.
-    replace : dict
-        Variables that are replaced by others.
-    """
-    new, stay = dict(replace), {*leaves, *replace}
-    for node in io_toposort(list(leaves), list(expressions)):
-        inputs = [new.get(one, one) for one in node.inputs]
-        found = rewrite(node, inputs)
-        if found is None and inputs != node.inputs:
-            found = copied(node, inputs)
-        new.update((old, one) for old, one in zip(node.outputs, found or ()) if old not in stay)
-    return [new.get(one, one) for one in expressions]
-
-
-def _without_checks(expressions: Sequence[Any], graph: Callable[..., list[Any]]) -> tuple[list[Any], list[Any]]:
-    """Leave out the checks of PyMC that otherwise become a log-probability of minus infinity.
-
-    All ranks would need to know the result of a check, before they can compute with the value that it guards.
-
-    Parameters
-    ----------
-    expressions : list of variables
-    graph : callable
-        `_rewritten`, for the leaves of the expressions.
-
-    Returns
-    -------
-    expressions : list of variables
-    conditions : list of variables
-        One variable: whether all conditions that were left out hold. Empty if none was left out.
-    """
-    conditions: dict[Any, Any] = {}
-
-    def unchecked(node: Any, inputs: Sequence[Any]) -> Any:
-        if not getattr(node.op, "can_be_replaced_by_ninf", False):
-            return None
-        for one in inputs[1:]:
-            conditions.setdefault(_structure(one), one)  # gradients may repeat checks
-        return inputs[:1]
-
-    found = graph(expressions, unchecked)
-    numbers = [T.cast(one, "int8") for one in conditions.values()]  # numba cannot compile "and" in a loop over scalars
-    return found, [functools.reduce(T.minimum, numbers)] if numbers else []
-
-
-def _structure(variable: Any) -> Any:
-    """Return an object that is equal for expressions that are computed in the same way from the same arrays."""
-    names: dict[Any, Any] = {}
-    calls: list[Any] = []
-    for node in io_toposort([], [variable]):
-        for one in node.inputs:
-            if isinstance(one, TensorConstant):
-                is_small = one.data.size < LARGE
-                names[one] = (one.dtype, one.data.shape, one.data.tobytes() if is_small else id(one.data))
-        names.update((one, (len(calls), k)) for k, one in enumerate(node.outputs))
-        calls.append((node.op, *(names.get(one, one) for one in node.inputs)))
-    return tuple(calls) or variable
-
-
-def _check_after_sum(node: Any, inputs: Sequence[Any]) -> list[Any] | None:
-    """Apply a check of parameters to a sum, in place of its terms, which are then summed before ranks meet."""
-    check = inputs[0].owner if inputs else None
-    if check is None or not isinstance(check.op, ops.CheckAndRaise):
-        return None
-    terms, *conditions = check.inputs
-    if isinstance(node.op, ops.Sum):
-        return [check.op(*copied(node, [terms]), *conditions)]
-    reads_shape = isinstance(getattr(node.op, "scalar_op", None), scalar.Second)  # as gradients do
-    return copied(node, [terms, *inputs[1:]]) if reads_shape or isinstance(node.op, (ops.Shape, ops.Shape_i)) else None
-
-
-def _sum_of_parts(node: Any, inputs: Sequence[Any]) -> list[Any] | None:
-    """Replace a sum over joined arrays, such as the terms of a time series and of its beginning, by a sum of sums."""
-    joined = _joined(inputs[0]) if isinstance(node.op, ops.Sum) else None
-    if joined is not None:
-        axis, parts = joined
-        if node.op.axis is None or axis in node.op.axis:
-            return [functools.reduce(T.add, [copied(node, [part])[0] for part in parts])]
-    filled = inputs[0].owner if isinstance(node.op, ops.Split) else None  # in gradients of such sums
-    if filled is not None and isinstance(getattr(filled.op, "scalar_op", None), scalar.Second):
-        like, value = filled.inputs
-        joined = _joined(like)
-        if joined is not None and joined[0] == node.op.axis:
-            axis, parts = joined
-            if value.broadcastable[axis] and _are_lengths(inputs[1], parts, axis):
-                return [T.second(part, value) for part in parts]
-    return None
-
-
-def _are_lengths(sizes: Any, parts: Sequence[Any], axis: int) -> bool:
-    """Return whether a vector is known to have the lengths of some arrays along an axis."""
-    made = sizes.owner is not None and isinstance(sizes.owner.op, ops.MakeVector)
-    entries = sizes.owner.inputs if made else list(getattr(sizes, "data", ()))
-    if len(entries) != len(parts):
-        return False
-    for entry, part in zip(entries, parts):
-        known = known_lengths(part)[axis]
-        is_known = known is not None and constant_value(T.as_tensor_variable(entry)) == known
-        if not (is_known or (made and equal_computations([entry], [part.shape[axis]]))):
-            return False
-    return True
-
-
-def _joined(one: Any) -> tuple[int, list[Any]] | None:
-    """Return the axis along which arrays are joined to a variable, and the arrays."""
-    is_join = one.owner is not None and isinstance(one.owner.op, ops.Join)
-    return (ops.axis_of(one.owner), ops.parts_of(one.owner)) if is_join else None
-
-
-def _folded(expressions: Sequence[Any], data: ModelData, graph: Callable[..., list[Any]]) -> list[Any]:
-    """Replace what depends on constant data alone, and takes long to compute, by its value.
-
-    PyTensor does so in PyMC's own functions, but not where data are variables. What is computed quickly is left out: to
-    read it from memory may take longer.
-    """
-    fixed: dict[Any, int] = {}  # with the bytes of the data on which it depends
-    slow: set[Any] = set()
-    ends: dict[Any, None] = {}
-
-    def find(node: Any, inputs: Sequence[Any]) -> None:
-        for one in inputs:
-            if isinstance(one, TensorConstant) and one not in fixed:
-                fixed[one] = 0 if data.axis(one) is None else one.data.nbytes
-        n_bytes = sum([fixed.get(one, 0) for one in inputs])
-        if all(one in fixed for one in inputs) and _has_values(node, n_bytes):
-            fixed.update(dict.fromkeys(node.outputs, n_bytes))
-            if _is_slow(node.op) or not slow.isdisjoint(inputs):
-                slow.update(node.outputs)
-        else:
-            ends.update((_viewed(one), None) for one in inputs if one in slow and fixed[one])
-
-    ends.update((_viewed(one), None) for one in graph(expressions, find) if one in slow and fixed[one])
-    ends = {one: None for one in ends if one.owner is not None}
-    if not ends:
-        return list(expressions)
-    try:
-        values = compile_function([], list(ends), mode=Mode(linker="py", optimizer=None))()
-    except Exception as error:  # the function raises it when it is called
-        let_interrupts_pass(error)
-        return list(expressions)
-    new = {one: TensorConstant(one.type, data.same(value)) for one, value in zip(ends, values)}
-    return graph(expressions, replace=new)
-
-
-def _viewed(one: Any) -> Any:
-    """Return the variable of which this one is transposed, reshaped or a part; else itself."""
-    while one.owner is not None and getattr(one.owner.op, "view_map", None):
-        one = one.owner.inputs[0]
-    return one
-
-
-def _has_values(node: Any, n_bytes: int) -> bool:
-    """Return whether the outputs of an Apply node are arrays, not many times as large as data of so many bytes.
-
-    They must depend on the values of the data, not on the shapes alone.
-    """
-    are_arrays = all(isinstance(one.type, TensorType) for one in node.outputs)
-    if not are_arrays or isinstance(node.op, (ops.Shape, ops.Shape_i)):
-        return False
-    lengths = [known_lengths(one) for one in node.outputs]
-    if n_bytes == 0 or any(None in one for one in lengths):
-        return n_bytes == 0
-    sizes = [math.prod(shape) * np.dtype(one.dtype).itemsize for shape, one in zip(lengths, node.outputs)]
-    return sum(sizes) <= min(_MOST_TIMES * n_bytes, _MOST_BYTES)
-
-
-def _is_slow(op: Any) -> bool:
-    """Return whether an operation takes longer than to read its result from memory."""
-    return isinstance(op, _SLOW) or (isinstance(op, ops.Elemwise) and not isinstance(op.scalar_op, _QUICK))
-
-
-def _lengths_computed(expressions: Sequence[Any], data: ModelData, graph: Callable[..., list[Any]]) -> list[Any]:
-    """Replace constants that PyTensor makes from the number of rows by expressions that each rank computes.
-
-    These are the positions 0, 1, 2, … with which an element of each row is picked, and lengths in shapes. Sharding
-    recognizes the expressions.
-    """
-    constants = [one for one in ancestors(list(expressions)) if isinstance(one, TensorConstant)]
-    rows = {one: axis for one in constants if (axis := data.axis(one)) is not None}
-    positions = [one for one, axis in rows.items() if _is_positions(one, axis)]
-    other = next((one for one in rows if one not in positions), None)
-    if other is None:
-        return list(expressions)
-    n_rows = other.shape[rows[other]]
-    replace = {}
-    for one in positions:
-        order = [0 if axis == rows[one] else "x" for axis in range(one.ndim)]
-        replace[one] = T.arange(n_rows, dtype=one.dtype).dimshuffle(order)
-    found = graph(expressions, replace=replace)
-    if data.n_rows < LARGE or data.use_variables(found):
-        return found  # lengths may be those of other axes, or stay the same when the number of rows changes
-
-    def length(one: Any) -> Any:
-        if one.ndim == 0:
-            return n_rows if constant_value(one) == data.n_rows else one
-        if isinstance(one, TensorConstant):
-            if data.n_rows not in one.data:
-                return one
-            return ops.MakeVector("int64")(*(length(T.constant(value, dtype="int64")) for value in one.data))
-        if one.owner is not None and isinstance(one.owner.op, ops.MakeVector):
-            return one.owner.op(*map(length, one.owner.inputs))
-        return one
-
-    def with_lengths(node: Any, inputs: list[Any]) -> Any:
-        if not isinstance(node.op, (ops.Alloc, ops.AllocEmpty, ops.Reshape)):
-            return None
-        first = 0 if isinstance(node.op, ops.AllocEmpty) else 1
-        lengths = list(map(length, inputs[first:]))
-        return None if lengths == inputs[first:] else copied(node, [*inputs[:first], *lengths])
-
-    return graph(found, with_lengths)
-
-
-def _is_positions(constant: Any, axis: int) -> bool:
-    """Return whether a constant is 0, 1, 2, … along an axis, and all others have length 1."""
-    values = constant.data
-    if constant.dtype not in ("int32", "int64") or values.size != values.shape[axis]:
-        return False
-    return np.array_equal(values.ravel(), np.arange(values.size))

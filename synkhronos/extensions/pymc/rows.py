@@ -12,6 +12,8 @@ import numpy as np
 
 import synkhronos
 from synkhronos._backends import (
+    FOLDER,
+    LIBRARIES,
     DenseType,
     SharedVariable,
     TensorConstant,
@@ -22,10 +24,12 @@ from synkhronos._backends import (
     shared,
 )
 
-__all__ = ["LARGE", "ModelData", "Scattered"]
+__all__ = ["LARGE", "NOT_SHOWN", "ModelData", "Scattered"]
 
 #: Constants of at least this many numbers count as data. They are no shapes: NumPy arrays have at most 64 dimensions.
 LARGE = 65
+#: Folders of which warnings and reports show no lines.
+NOT_SHOWN = (*LIBRARIES, FOLDER, synkhronos.__path__[0])
 
 
 class Scattered:
@@ -128,9 +132,12 @@ class ModelData:
         self._made: dict[Any, Scattered | None] = {}
         self._arrays: dict[Any, np.ndarray] = {}
         density = model.logp()
+        constants = [one.data for one in ancestors([density]) if isinstance(one, TensorConstant)]
+        masks = [one for one in constants if one.dtype == bool and one.ndim > 1]
+        self._shapes = {(int(mask.sum()),): mask.shape for mask in masks}  # of arrays with missing values
         observed = [model.rvs_to_values[one] for one in model.observed_RVs]
         self.n_rows = self._of_model = self._most(observed, [density]) if rows is None else rows
-        self._is_given, self._has_warned = rows is not None, False
+        self._is_given, self._warned = rows is not None, set[str]()
         for one in model.data_vars:
             self._axis_of_variable(one)
         if self.used_by([density]):
@@ -140,12 +147,7 @@ class ModelData:
                 f"got rows={rows}, but no array of the model's data has this many rows; pass the number of rows "
                 "of the data"
             )
-        warnings.warn(
-            "synkhronos.extensions.pymc.parallel: the model has no data that can be sharded, so PyMC computes it "
-            "on the controller alone",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+        self._warn("data", "the model has no data that can be sharded, so PyMC computes it on the controller alone")
 
     def used_by(
         self, expressions: Sequence[Any], inputs: Iterable[Any] = (), givens: Mapping[Any, Any] | None = None
@@ -224,19 +226,31 @@ class ModelData:
             n_rows = self._most(expressions)
             self.n_rows = n_rows if n_rows >= max(LARGE, self._of_model // 2) else self._of_model
 
-    def warn_of(self, expressions: Sequence[Any]) -> None:
+    def warn_of_shapes(self, expressions: Sequence[Any]) -> None:
         """Warn once if expressions have constants as large as data, though none that can be sharded."""
         shapes = [one.data.shape for one in ancestors(expressions) if isinstance(one, TensorConstant)]
         large = [shape for shape in shapes if np.prod(shape) >= max(LARGE, self._of_model // 2)]
-        if large and not self._has_warned and not self._is_given:
-            self._has_warned = True
-            warnings.warn(
-                "synkhronos.extensions.pymc.parallel: PyMC has made arrays of the shapes "
-                f"{', '.join(map(str, dict.fromkeys(large)))} from the data, none of which has {self.n_rows} rows. "
-                "PyMC computes a function with them on the controller alone",
-                RuntimeWarning,
-                stacklevel=6,
+        if large and not self._is_given:
+            self._warn(
+                "shapes",
+                f"PyMC has made arrays of the shapes {', '.join(map(str, dict.fromkeys(large)))} from the data, none "
+                f"of which has {self.n_rows} rows. PyMC computes a function with them on the controller alone",
             )
+
+    def warn_of_times(self, on_ranks: float, alone: float) -> None:
+        """Warn once that an evaluation takes longer on all ranks than on the controller alone, in seconds."""
+        times = f"in {1e3 * alone:.2g} ms, and all ranks in {1e3 * on_ranks:.2g} ms"
+        self._warn(
+            "times",
+            f"the controller alone evaluates the model {times}, so the controller does it. Models with more rows, "
+            "or more work for each row, gain from ranks",
+        )
+
+    def _warn(self, of: str, message: str) -> None:
+        if of not in self._warned:
+            self._warned.add(of)
+            message = f"synkhronos.extensions.pymc.parallel: {message}"
+            warnings.warn(message, RuntimeWarning, skip_file_prefixes=NOT_SHOWN)  # type: ignore[call-overload]
 
     def _most(self, *alternatives: Sequence[Any]) -> int:
         """Return the number of rows that most of the data have in the first alternative with data; 1 without data."""
@@ -246,6 +260,7 @@ class ModelData:
                 is_constant = isinstance(one, TensorConstant)
                 if self._is_data(one) if is_constant else one in self._model.data_vars:
                     shape = _value_of(one).shape
+                    shape = self._shapes.get(shape, shape)
                     n_rows = next((n for n in shape if n >= LARGE), max(shape, default=1))
                     sizes.update({n_rows: int(np.prod(shape))} if n_rows > 1 else {})
             if sizes:

@@ -1,0 +1,339 @@
+"""Rewrite the graphs of PyMC's functions into graphs that can be sharded by the rows of a model's data."""
+
+from __future__ import annotations
+
+import functools
+import math
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from synkhronos._backends import (
+    Mode,
+    T,
+    TensorConstant,
+    TensorType,
+    ancestors,
+    compile_function,
+    constant_value,
+    copied,
+    equal_computations,
+    io_toposort,
+    known_lengths,
+    ops,
+    scalar,
+)
+from synkhronos._utils.interrupts import let_interrupts_pass
+from synkhronos.extensions.pymc.rows import LARGE, NOT_SHOWN, ModelData
+
+__all__ = [
+    "check_after_sum",
+    "folded",
+    "forget_call",
+    "lengths_computed",
+    "missing_by_rows",
+    "rewritten",
+    "sum_of_parts",
+    "without_checks",
+]
+
+#: Operations on numbers that take about as long as to read the result from memory.
+_QUICK = (
+    *(scalar.Add, scalar.Sub, scalar.Mul, scalar.Neg, scalar.Abs, scalar.Sqr, scalar.Identity, scalar.Cast),
+    *(scalar.Switch, scalar.Maximum, scalar.Minimum, scalar.Second),
+    *(scalar.LogicalComparison, scalar.FixedLogicalComparison, scalar.BinaryBitOp, scalar.UnaryBitOp),
+)
+#: Operations on arrays that take longer.
+_SLOW = (ops.Dot, ops.BatchedDot, ops.Blockwise, ops.CAReduce, ops.SortOp, ops.ArgSortOp, ops.CumOp)
+#: The size of values that replace data, relative to that of the data, and in bytes.
+_MOST_TIMES, _MOST_BYTES = 256, 1 << 30
+
+
+def forget_call(expressions: Sequence[Any]) -> None:
+    """Remove the traces of variables that PyMC has made in this call, such as densities and gradients.
+
+    Messages and reports then name the lines in which the program built the model, rather than that of the call.
+    """
+    frames = (frame for frame, _ in traceback.walk_stack(None))
+    lines = ((frame.f_code.co_filename, frame.f_lineno) for frame in frames)
+    call = next((line for line in lines if not line[0].startswith(NOT_SHOWN)), None)
+    for one in ancestors(list(expressions)):
+        if any(frame[:2] == call for trace in getattr(one.tag, "trace", None) or () for frame in trace):
+            one.tag.trace = []
+
+
+def rewritten(
+    expressions: Sequence[Any],
+    rewrite: Callable[[Any, list[Any]], Any] = lambda node, inputs: None,
+    *,
+    leaves: Sequence[Any],
+    replace: Mapping[Any, Any] = MappingProxyType({}),
+) -> list[Any]:
+    """Rewrite expressions from their inputs on.
+
+    Parameters
+    ----------
+    expressions : list of variables
+    rewrite : callable
+        ``rewrite(node, inputs)`` returns expressions for the outputs of an Apply node, given its rewritten inputs;
+        ``None``: the node stays.
+    leaves : list of variables
+        Variables that stay, although they may be computed from others.
+    replace : dict
+        Variables that are replaced by others.
+    """
+    new, stay = dict(replace), {*leaves, *replace}
+    for node in io_toposort(list(leaves), list(expressions)):
+        inputs = [new.get(one, one) for one in node.inputs]
+        found = rewrite(node, inputs)
+        if found is None and inputs != node.inputs:
+            found = copied(node, inputs)
+        new.update((old, one) for old, one in zip(node.outputs, found or ()) if old not in stay)
+    return [new.get(one, one) for one in expressions]
+
+
+def without_checks(expressions: Sequence[Any], graph: Callable[..., list[Any]]) -> tuple[list[Any], list[Any]]:
+    """Leave out the checks of PyMC that otherwise become a log-probability of minus infinity.
+
+    All ranks would need to know the result of a check, before they can compute with the value that it guards.
+
+    Parameters
+    ----------
+    expressions : list of variables
+    graph : callable
+        `rewritten`, for the leaves of the expressions.
+
+    Returns
+    -------
+    expressions : list of variables
+    conditions : list of variables
+        One variable: whether all conditions that were left out hold. Empty if none was left out.
+    """
+    conditions: dict[Any, Any] = {}
+
+    def unchecked(node: Any, inputs: Sequence[Any]) -> Any:
+        if not getattr(node.op, "can_be_replaced_by_ninf", False):
+            return None
+        for one in inputs[1:]:
+            conditions.setdefault(_structure(one), one)  # gradients may repeat checks
+        return inputs[:1]
+
+    found = graph(expressions, unchecked)
+    numbers = [T.cast(one, "int8") for one in conditions.values()]  # numba cannot compile "and" in a loop over scalars
+    return found, [functools.reduce(T.minimum, numbers)] if numbers else []
+
+
+def _structure(variable: Any) -> Any:
+    """Return an object that is equal for expressions that are computed in the same way from the same arrays."""
+    names: dict[Any, Any] = {}
+    calls: list[Any] = []
+    for node in io_toposort([], [variable]):
+        for one in node.inputs:
+            if isinstance(one, TensorConstant):
+                is_small = one.data.size < LARGE
+                names[one] = (one.dtype, one.data.shape, one.data.tobytes() if is_small else id(one.data))
+        names.update((one, (len(calls), k)) for k, one in enumerate(node.outputs))
+        calls.append((node.op, *(names.get(one, one) for one in node.inputs)))
+    return tuple(calls) or variable
+
+
+def check_after_sum(node: Any, inputs: Sequence[Any]) -> list[Any] | None:
+    """Apply a check of parameters to a sum, in place of its terms, which are then summed before ranks meet."""
+    check = inputs[0].owner if inputs else None
+    if check is None or not isinstance(check.op, ops.CheckAndRaise):
+        return None
+    terms, *conditions = check.inputs
+    if isinstance(node.op, ops.Sum):
+        return [check.op(*copied(node, [terms]), *conditions)]
+    reads_shape = isinstance(getattr(node.op, "scalar_op", None), scalar.Second)  # as gradients do
+    return copied(node, [terms, *inputs[1:]]) if reads_shape or isinstance(node.op, (ops.Shape, ops.Shape_i)) else None
+
+
+def sum_of_parts(node: Any, inputs: Sequence[Any]) -> list[Any] | None:
+    """Replace a sum over joined arrays, such as the terms of a time series and of its beginning, by a sum of sums."""
+    joined = _joined(inputs[0]) if isinstance(node.op, ops.Sum) else None
+    if joined is not None:
+        axis, parts = joined
+        if node.op.axis is None or axis in node.op.axis:
+            return [functools.reduce(T.add, [copied(node, [part])[0] for part in parts])]
+    filled = inputs[0].owner if isinstance(node.op, ops.Split) else None  # in gradients of such sums
+    if filled is not None and isinstance(getattr(filled.op, "scalar_op", None), scalar.Second):
+        like, value = filled.inputs
+        joined = _joined(like)
+        if joined is not None and joined[0] == node.op.axis:
+            axis, parts = joined
+            if value.broadcastable[axis] and _are_lengths(inputs[1], parts, axis):
+                return [T.second(part, value) for part in parts]
+    return None
+
+
+def _are_lengths(sizes: Any, parts: Sequence[Any], axis: int) -> bool:
+    """Return whether a vector is known to have the lengths of some arrays along an axis."""
+    made = sizes.owner is not None and isinstance(sizes.owner.op, ops.MakeVector)
+    entries = sizes.owner.inputs if made else list(getattr(sizes, "data", ()))
+    if len(entries) != len(parts):
+        return False
+    for entry, part in zip(entries, parts):
+        known = known_lengths(part)[axis]
+        is_known = known is not None and constant_value(T.as_tensor_variable(entry)) == known
+        if not (is_known or (made and equal_computations([entry], [part.shape[axis]]))):
+            return False
+    return True
+
+
+def _joined(one: Any) -> tuple[int, list[Any]] | None:
+    """Return the axis along which arrays are joined to a variable, and the arrays."""
+    is_join = one.owner is not None and isinstance(one.owner.op, ops.Join)
+    return (ops.axis_of(one.owner), ops.parts_of(one.owner)) if is_join else None
+
+
+def folded(expressions: Sequence[Any], data: ModelData, graph: Callable[..., list[Any]]) -> list[Any]:
+    """Replace what depends on constant data alone, and takes long to compute, by its value.
+
+    PyTensor does so in PyMC's own functions, but not where data are variables. What is computed quickly is left out: to
+    read it from memory may take longer.
+    """
+    fixed: dict[Any, int] = {}  # with the bytes of the data on which it depends
+    slow: set[Any] = set()
+    ends: dict[Any, None] = {}
+
+    def find(node: Any, inputs: Sequence[Any]) -> None:
+        for one in inputs:
+            if isinstance(one, TensorConstant) and one not in fixed:
+                fixed[one] = 0 if data.axis(one) is None else one.data.nbytes
+        n_bytes = sum([fixed.get(one, 0) for one in inputs])
+        if all(one in fixed for one in inputs) and _has_values(node, n_bytes):
+            fixed.update(dict.fromkeys(node.outputs, n_bytes))
+            if _is_slow(node.op) or not slow.isdisjoint(inputs):
+                slow.update(node.outputs)
+        else:
+            ends.update((_viewed(one), None) for one in inputs if one in slow and fixed[one])
+
+    ends.update((_viewed(one), None) for one in graph(expressions, find) if one in slow and fixed[one])
+    ends = {one: None for one in ends if one.owner is not None}
+    if not ends:
+        return list(expressions)
+    try:
+        values = compile_function([], list(ends), mode=Mode(linker="py", optimizer=None))()
+    except Exception as error:  # the function raises it when it is called
+        let_interrupts_pass(error)
+        return list(expressions)
+    new = {one: TensorConstant(one.type, data.same(value)) for one, value in zip(ends, values)}
+    return graph(expressions, replace=new)
+
+
+def _viewed(one: Any) -> Any:
+    """Return the variable of which this one is transposed, reshaped or a part; else itself."""
+    while one.owner is not None and getattr(one.owner.op, "view_map", None):
+        one = one.owner.inputs[0]
+    return one
+
+
+def _has_values(node: Any, n_bytes: int) -> bool:
+    """Return whether the outputs of an Apply node are arrays, not many times as large as data of so many bytes.
+
+    They must depend on the values of the data, not on the shapes alone.
+    """
+    are_arrays = all(isinstance(one.type, TensorType) for one in node.outputs)
+    if not are_arrays or isinstance(node.op, (ops.Shape, ops.Shape_i)):
+        return False
+    lengths = [known_lengths(one) for one in node.outputs]
+    if n_bytes == 0 or any(None in one for one in lengths):
+        return n_bytes == 0
+    sizes = [math.prod(shape) * np.dtype(one.dtype).itemsize for shape, one in zip(lengths, node.outputs)]
+    return sum(sizes) <= min(_MOST_TIMES * n_bytes, _MOST_BYTES)
+
+
+def _is_slow(op: Any) -> bool:
+    """Return whether an operation takes longer than to read its result from memory."""
+    return isinstance(op, _SLOW) or (isinstance(op, ops.Elemwise) and not isinstance(op.scalar_op, _QUICK))
+
+
+def lengths_computed(expressions: Sequence[Any], data: ModelData, graph: Callable[..., list[Any]]) -> list[Any]:
+    """Replace constants that PyTensor makes from the number of rows by expressions that each rank computes.
+
+    These are the positions 0, 1, 2, … with which an element of each row is picked, and lengths in shapes. Sharding
+    recognizes the expressions.
+    """
+    constants = [one for one in ancestors(list(expressions)) if isinstance(one, TensorConstant)]
+    rows = {one: axis for one in constants if (axis := data.axis(one)) is not None}
+    positions = [one for one, axis in rows.items() if _is_positions(one, axis)]
+    other = next((one for one in rows if one not in positions), None)
+    if other is None:
+        return list(expressions)
+    n_rows = other.shape[rows[other]]
+    replace = {}
+    for one in positions:
+        order = [0 if axis == rows[one] else "x" for axis in range(one.ndim)]
+        replace[one] = T.arange(n_rows, dtype=one.dtype).dimshuffle(order)
+    found = graph(expressions, replace=replace)
+    if data.n_rows < LARGE or data.use_variables(found):
+        return found  # lengths may be those of other axes, or stay the same when the number of rows changes
+
+    def length(one: Any) -> Any:
+        if one.ndim == 0:
+            return n_rows if constant_value(one) == data.n_rows else one
+        if isinstance(one, TensorConstant):
+            if data.n_rows not in one.data:
+                return one
+            return ops.MakeVector("int64")(*(length(T.constant(value, dtype="int64")) for value in one.data))
+        if one.owner is not None and isinstance(one.owner.op, ops.MakeVector):
+            return one.owner.op(*map(length, one.owner.inputs))
+        return one
+
+    def with_lengths(node: Any, inputs: list[Any]) -> Any:
+        if not isinstance(node.op, (ops.Alloc, ops.AllocEmpty, ops.Reshape)):
+            return None
+        first = 0 if isinstance(node.op, ops.AllocEmpty) else 1
+        lengths = list(map(length, inputs[first:]))
+        return None if lengths == inputs[first:] else copied(node, [*inputs[:first], *lengths])
+
+    return graph(found, with_lengths)
+
+
+def missing_by_rows(expressions: Sequence[Any], data: ModelData, graph: Callable[..., list[Any]]) -> list[Any]:
+    """Replace values that a mask of the rows inserts or picks by expressions that each rank computes from its rows.
+
+    PyMC inserts the parameters for missing values of a covariate with a mask, and picks their gradient.
+    """
+
+    def by_rows(node: Any, inputs: list[Any]) -> Any:
+        inserts = isinstance(node.op, ops.AdvancedIncSubtensor)
+        if not (inserts or isinstance(node.op, ops.AdvancedSubtensor)):
+            return None
+        x, (mask, *others) = inputs[0], ops.advanced_index(inputs[inserts:], node.op)
+        is_mask = isinstance(mask, TensorConstant) and mask.dtype == "bool" and data.axis(mask) == 0
+        if others or not is_mask or (inserts and ops.adds(node.op)):
+            return None
+        numbers = np.cumsum(mask.data).reshape(mask.data.shape)  # of the values that the mask selects, from 1 on
+        positions = T.constant(data.same(np.maximum(numbers - 1, 0)))
+        selects = mask.dimshuffle([*range(mask.ndim), *["x"] * (x.ndim - mask.ndim)])
+        if inserts:
+            values, value = inputs[1], constant_value(inputs[1])
+            if value is not None:
+                values = T.constant(value)
+            elif values.ndim != x.ndim - mask.ndim + 1 or values.broadcastable[0]:
+                return None
+            elif isinstance(values, TensorConstant):
+                values = T.constant(data.same(values.data[positions.data]))
+            else:
+                values = values[positions]
+            return [T.switch(selects, T.cast(values, x.dtype), x)]
+        n_values = numbers.flat[-1]
+        if not 0 < n_values <= mask.data.size // 2:
+            return None
+        zeros = T.zeros((n_values, *(x.shape[axis] for axis in range(mask.ndim, x.ndim))), x.dtype)
+        return [T.inc_subtensor(zeros[positions], T.switch(selects, x, T.zeros((), x.dtype)))]
+
+    return graph(expressions, by_rows)
+
+
+def _is_positions(constant: Any, axis: int) -> bool:
+    """Return whether a constant is 0, 1, 2, … along an axis, and all others have length 1."""
+    values = constant.data
+    if constant.dtype not in ("int32", "int64") or values.size != values.shape[axis]:
+        return False
+    return np.array_equal(values.ravel(), np.arange(values.size))

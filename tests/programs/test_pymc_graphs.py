@@ -1,0 +1,129 @@
+"""Graphs of PyMC that are rewritten before the ranks divide them: data alone, missing values, leaves, assertions."""
+
+import numpy as np
+import pytest
+from backend import T, theano
+
+import synkhronos as synk
+
+pm = pytest.importorskip("pymc", reason="PyMC is not installed")
+
+from pymc.exceptions import ImputationWarning  # noqa: E402
+
+from synkhronos.extensions.pymc import parallel  # noqa: E402
+
+N = 71
+
+
+@pytest.fixture(autouse=True)
+def linker():
+    """Optimize fully and do not compile, unless the tests run with numba."""
+    flags = {} if theano.config.linker == "numba" else {"linker": "py", "cxx": ""}
+    with theano.config.change_flags(**flags):
+        yield
+
+
+def draws(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def check(model, points):
+    """Compare the log-probability and its gradient with PyMC's own; return the divided function."""
+    plain = model.logp_dlogp_function(ravel_inputs=True)._pytensor_function
+    with parallel(model):
+        divided = model.logp_dlogp_function(ravel_inputs=True)._pytensor_function
+    for point in points:
+        (value, gradient), expected = divided(point), plain(point)
+        np.testing.assert_allclose(value, expected[0], rtol=1e-10)
+        np.testing.assert_allclose(gradient, expected[1], rtol=0, atol=1e-10 * abs(expected[1]).max())
+    return divided
+
+
+def collectives(function):
+    return {one.collective for one in function.partition}
+
+
+def test_what_depends_on_data_alone_is_computed_once(synchronize):
+    """The basis functions of a process, the exponentials of covariates, and the sum of a product of data."""
+    synchronize(2)
+    x, y = draws(N, 3), draws(N, seed=1)
+    with pm.Model() as model:
+        data = theano.tensor.as_tensor_variable(x)
+        process = pm.gp.HSGP(m=[5], c=1.5, cov_func=pm.gp.cov.ExpQuad(1, pm.Gamma("length", 2, 1)))
+        mu = process.prior("f", X=np.linspace(0, 1, N)[:, None])
+        mu += T.dot(T.exp(data), pm.Normal("b", shape=3)) + T.dot(data.T, data).sum() * pm.Normal("c")
+        pm.Normal("y", mu, 1, observed=y)
+    divided = check(model, [0.3 * draws(10, seed=seed) for seed in range(2)])
+    assert collectives(divided) == {"all-reduce (sum)"}
+    shapes = sorted(one.whole.type.shape for one in divided.data)
+    assert shapes == [(N,), (N, 3), (N, 5)]  # y, the exponentials, the basis functions
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("n_columns", [1, 3])
+def test_missing_covariates_are_inserted_by_rows(synchronize, n_columns, n_ranks):
+    """One column, in which a mask selects rows, and a matrix, in which it selects entries."""
+    synchronize(n_ranks)
+    x = draws(N, n_columns)
+    x[::7, 0] = x[3::9, -1] = np.nan
+    n_missing = np.isnan(x).sum()
+    with pm.Model() as model, pytest.warns(ImputationWarning):
+        mean = pm.Normal("mean", shape=n_columns)
+        full = pm.Normal("x", mean if n_columns > 1 else mean[0], 1, observed=x if n_columns > 1 else x[:, 0])
+        rate = T.dot(full.reshape((N, n_columns)), pm.Normal("b", shape=n_columns))
+        pm.Normal("y", rate, pm.HalfNormal("s"), observed=draws(N, seed=1))
+    divided = check(model, [0.3 * draws(n_missing + 2 * n_columns + 1, seed=seed) for seed in range(2)])
+    assert collectives(divided) == {"all-reduce (sum)"}
+
+
+def test_a_function_of_other_data_does_not_change_later_ones(synchronize):
+    synchronize(2)
+    x, m = draws(300, 90), draws(90)
+    with pm.Model() as model:
+        b = pm.Normal("b", mu=m, shape=90)
+        pm.Deterministic("shift", T.exp(b - m))
+        pm.Normal("y", T.dot(x, b), 1, observed=draws(300, seed=1))
+    plain = model.compile_logp()
+    point = {"b": 0.1 * m}
+    with parallel(model):
+        functions = [model.compile_logp()]
+        shift = model.compile_fn(model.replace_rvs_by_values([model["shift"]]), inputs=model.value_vars)
+        functions.append(model.compile_logp())
+    np.testing.assert_allclose(shift(point)[0], np.exp(-0.9 * m))
+    for one in functions:
+        np.testing.assert_allclose(one(point), plain(point), rtol=1e-12)
+        assert {each.n_rows for each in one.f.data} == {300}
+
+
+def test_leaves_and_splits_of_the_program_are_kept(synchronize):
+    synchronize(2)
+    x = draws(N)
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=4)
+        joined = T.concatenate([b[:3], b[3:]])
+        one, _ = T.split(T.fill(joined, b[0]), [1, 3], 2)
+        pm.Potential("one", -one.sum())
+        pm.Normal("y", b[0] * x, 1, observed=draws(N, seed=1))
+    check(model, [np.arange(4.0)])
+    low, high = T.split(T.exp(T.as_tensor_variable(x)) * b[0], [20, N - 20], 2)
+    options = {"on_unused_input": "ignore"}
+    with parallel(model):
+        of_parts = pm.compile([b, low], low.sum() + high.sum(), **options)
+    expected = (2 * np.exp(x[20:])).sum()
+    assert np.isclose(of_parts(np.full(4, 2.0), np.zeros(20)), expected)
+
+
+def test_an_assertion_of_the_program_comes_before_what_it_guards(synchronize):
+    synchronize(2)
+    groups = np.arange(N) % 5
+    with pm.Model() as model:
+        data = pm.Data("groups", groups)
+        a = pm.Normal("a", shape=5)
+        known = theano.raise_op.Assert("unknown group")(data, T.all(data < 5))
+        pm.Normal("y", a[known], 1, observed=draws(N))
+    with parallel(model):
+        function = model.compile_logp()
+        assert np.isfinite(function({"a": np.zeros(5)}))
+        pm.set_data({"groups": groups + 1})
+        with pytest.raises((AssertionError, synk.WorkerError), match="unknown group"):
+            function({"a": np.zeros(5)})
