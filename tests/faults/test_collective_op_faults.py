@@ -104,7 +104,7 @@ def test_a_worker_that_dies_before_a_collective(no_session):
 
 
 def test_a_silent_rank_and_a_timeout(no_session):
-    synk.fork(2, timeout=1)
+    synk.fork(2, timeout=scaled(4))
     fault, function = faulty()
     synk.distribute()
     synk.set_value(1, fault, LONG_SLEEP)

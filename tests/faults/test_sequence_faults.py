@@ -199,7 +199,7 @@ def test_a_handler_with_a_sequence_while_another_waits_to_be_sent(synchronize, h
 
 
 def test_a_rank_that_keeps_the_others_waiting(synchronize):
-    synchronize(2, timeout=1.5)
+    synchronize(2, timeout=scaled(4))
     first, second, third, fault, counts = prepared()
     synk.set_value(1, fault, LONG_SLEEP)
     with pytest.raises(synk.WorkerTimeout, match=r"rank 1 .*in Sequence"):
