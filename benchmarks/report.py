@@ -1,4 +1,4 @@
-"""Page docs/benchmarks.md and its pictures, generated from docs/benchmarks.json and `remarks.json` alone."""
+"""Pages and pictures of the benchmarks in docs/, made from docs/benchmarks.json and `remarks.json` alone."""
 
 from __future__ import annotations
 
@@ -7,17 +7,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.environment import BUSY
-from benchmarks.results import Result, Row, load
+from benchmarks.questions import QUESTIONS, newest, table
+from benchmarks.results import Result, Row, load, number
 
 REMARKS = Path(__file__).with_name("remarks.json")
 HEAD = """# Benchmarks
 
+Written by `make bench`; do not edit. Each table was measured in one run on one machine, its contestants in turns, each
+in processes of its own. The numbers are medians. Below each table, a link leads to the method, the machine, quartiles,
+targets, and what falls short.
+"""
+TAIL = """
+## All measurements
+
+Each kind of processor has a page, because kernels of BLAS libraries, caches and memory differ:
+"""
+DETAILS = """
 Written by `make bench`; do not edit. Each figure was taken in one run on one machine, its contestants in turns, each in
 processes of its own. Numbers are medians, ratios are ratios of medians; in brackets are the quartiles: of ratios and
-differences over the rounds, of all others over the single measurements. Targets are for two cores. Each kind of
-processor has a chapter: the kernels of BLAS libraries, caches and memory differ. A bound is what two processes that do
-nothing else reached in the same run. `python -m benchmarks NAME` takes one figure alone. Those on PyTensor
-are written by `make bench-pytensor`. Those of several machines need root: hosts are network namespaces.
+differences over the rounds, of all others over the single measurements. Targets are for two cores. A bound is what two
+processes that do nothing else reached in the same run. `python -m benchmarks NAME` takes one figure alone. Those on
+PyTensor are written by `make bench-pytensor`. Those of several machines need root: hosts are network namespaces.
 
 From PyPI, PyTorch for Linux brings CUDA along, several GB; with
 `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu` before `make bench`, pip takes the build for CPUs alone.
@@ -28,13 +38,6 @@ MARKS = {"reached": "reached", "missed": "**missed**", "gap": "*gap*", "": ""}
 def folder_of(page: Path, processor: str) -> Path:
     """Return the folder of a page's pictures for a kind of processor."""
     return page.with_suffix("") / anchor(processor)
-
-
-def number(value: float) -> str:
-    """Format a number with about three digits."""
-    if value == 0 or 0.01 <= abs(value) < 10:
-        return f"{value:.2f}"
-    return f"{value:.1f}" if 10 <= abs(value) < 100 else f"{value:,.3g}" if abs(value) < 1 else f"{value:,.0f}"
 
 
 def target(row: Row) -> str:
@@ -50,33 +53,66 @@ def reached(row: Row) -> str:
 
 
 def write_page(page: Path, order: Sequence[str] = ()) -> None:
-    """Write the page from the JSON file next to it; figures named in `order` come first, in that order."""
+    """Write the page, and one for each kind of processor, from the JSON file next to it.
+
+    Figures named in `order` come first, in that order.
+    """
     ranks = {name: rank for rank, name in enumerate(order)}
     results: dict[str, list[Result]] = {}
     for result in sorted(load(page.with_suffix(".json")), key=lambda one: ranks.get(one.name, len(ranks))):
-        folder = folder_of(page, result.processor).relative_to(page.parent).as_posix()
-        results.setdefault(folder, []).append(result)
-    results = dict(sorted(results.items()))
-    page.write_text(make_page(results, json.loads(REMARKS.read_text())))
+        results.setdefault(result.processor, []).append(result)
+    remarks = json.loads(REMARKS.read_text())
+    page.write_text(make_page(results, page.stem))
+    for processor, figures in results.items():
+        folder = folder_of(page, processor)
+        folder.parent.mkdir(exist_ok=True)
+        folder.with_suffix(".md").write_text(make_details(figures, folder.name, remarks))
 
 
-def make_page(results: dict[str, list[Result]], remarks: dict[str, str]) -> str:
-    """Return the page's text.
+def make_page(results: dict[str, list[Result]], folder: str) -> str:
+    """Return the text of the first page, which answers questions.
 
     Parameters
     ----------
     results : dict of list of Result
-        Results for each kind of processor, by the folder of its pictures relative to the page.
+        Results for each kind of processor.
+    folder : str
+        The folder of the processors' pages, next to the page.
+    """
+    lines = [HEAD]
+    latest = newest(one for figures in results.values() for one in figures)
+    for question in QUESTIONS:
+        rows, shown = table(question.answer, latest)
+        if len(rows) > 1:
+            lines += [f"## {question.title}", "", question.method, "", *_lines(rows), ""]
+            links = [f"[{one.title}]({folder}/{anchor(one.processor)}.md#{anchor(one.title)})" for one in shown]
+            lines += [f"{', '.join(links)}. Measured on {' and '.join({one.processor: 0 for one in shown})}.", ""]
+    lines.append(TAIL)
+    lines += [f"- [{processor}]({folder}/{anchor(processor)}.md)" for processor in sorted(results)]
+    toctree = [f"{folder}/{anchor(processor)}" for processor in sorted(results)]
+    return "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *toctree, "```", ""])
+
+
+def make_details(figures: Sequence[Result], folder: str, remarks: dict[str, str]) -> str:
+    """Return the text of the page of a kind of processor.
+
+    Parameters
+    ----------
+    figures : list of Result
+    folder : str
+        The folder of the pictures, next to the page.
     remarks : dict of str
         Causes of missed targets by the rows' keys. Those of targets that are not missed are left out.
     """
-    lines = [HEAD]
-    for folder, figures in results.items():
-        lines += [f"## {figures[0].processor}", "", *overview(figures, remarks)]
-        for result in figures:
-            lines += section(result, folder)
-        lines.append("")
-    return "\n".join(lines)
+    lines = [f"# {figures[0].processor}", DETAILS, *overview(figures, remarks)]
+    for result in figures:
+        lines += section(result, folder)
+    return "\n".join([*lines, ""])
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    head, *others = (f"| {' | '.join(row)} |" for row in rows)
+    return [head, f"| --- |{' ---: |' * (len(rows[0]) - 1)}", *others]
 
 
 def overview(results: Sequence[Result], remarks: dict[str, str]) -> list[str]:
@@ -96,7 +132,7 @@ def overview(results: Sequence[Result], remarks: dict[str, str]) -> list[str]:
 
 def section(result: Result, folder: str) -> list[str]:
     """Return a figure's section of the page: the method, the machine, the numbers and the picture."""
-    lines = ["", f"### {result.title}", "", result.method, "", machine(result)]
+    lines = ["", f"## {result.title}", "", result.method, "", machine(result)]
     for title, panel in result.groups.items():
         lines += ["", f"| {title} ({panel['unit']}) | median | quartiles | measured |", "| --- | ---: | ---: | ---: |"]
         bounds = {f"*bound: {name}*": one for name, one in panel["bounds"].items()}
@@ -104,10 +140,10 @@ def section(result: Result, folder: str) -> list[str]:
             median, low, high, count = one
             lines.append(f"| {name} | {number(median)} | {number(low)}–{number(high)} | {count} |")
         lines += [f"| {name} | *gap* | {gap} | |" for name, gap in panel["gaps"].items()]
-    for title, table in result.tables.items():
-        lines += ["", f"{title}:", "", f"| {' | '.join(table['columns'])} |", "| ---: " * len(table["columns"]) + "|"]
+    for title, one in result.tables.items():
+        lines += ["", f"{title}:", "", f"| {' | '.join(one['columns'])} |", "| ---: " * len(one["columns"]) + "|"]
         lines += [
-            f"| {' | '.join(number(n) if isinstance(n, float) else str(n) for n in row)} |" for row in table["rows"]
+            f"| {' | '.join(number(n) if isinstance(n, float) else str(n) for n in row)} |" for row in one["rows"]
         ]
     if result.groups:
         lines += ["", f"![{result.title}]({folder}/{result.name}.png)"]

@@ -190,3 +190,10 @@ def _layout(value: Any, levels: int, indent: str = "") -> str:
     if isinstance(value, dict):
         parts = [f"{json.dumps(key, ensure_ascii=False)}: {part}" for key, part in zip(value, parts)]
     return f"{text[0]}\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}{text[-1]}"
+
+
+def number(value: float) -> str:
+    """Format a number with about three digits."""
+    if value == 0 or 0.01 <= abs(value) < 10:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if 10 <= abs(value) < 100 else f"{value:,.3g}" if abs(value) < 1 else f"{value:,.0f}"

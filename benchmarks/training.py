@@ -41,6 +41,13 @@ def operations(model: str) -> float:
     return 2 * (2 * first + 3 * sum(others))
 
 
+def exact(model: str) -> Contestant:
+    """Return a contestant for Synkhronos with an exact function, whose plan is chosen by cost."""
+    arguments = {"model": model, "n": ROWS[model], "ranks": CORES, "exact": True}
+    module = "benchmarks.contestants.train_synkhronos"
+    return Contestant(f"Synkhronos, {CORES} ranks, exact", module, arguments, threads=CORES, needs=needs(model))
+
+
 def synkhronos(model: str, ranks: int = CORES, rows: int = 0, heap: bool = True) -> Contestant:
     """Return a contestant for Synkhronos on a number of ranks, with a shared heap or without."""
     arguments = {"model": model, "n": rows or ROWS[model], "ranks": ranks, "heap": heap}
@@ -52,11 +59,13 @@ def synkhronos(model: str, ranks: int = CORES, rows: int = 0, heap: bool = True)
     )
 
 
-def torch(model: str, processes: int) -> Contestant:
-    """Return a contestant for PyTorch, one thread in each process; several use DistributedDataParallel over gloo."""
+def torch(model: str, processes: int, threads: int = 1) -> Contestant:
+    """Return a contestant for PyTorch with threads in each process; several use DistributedDataParallel over gloo."""
     arguments = {"model": model, "n": ROWS[model]}
-    name = f"PyTorch DDP, {processes} processes" if processes > 1 else "PyTorch, 1 thread"
-    return Contestant(name, "benchmarks.contestants.train_torch", arguments, processes, needs=("torch",), peer=True)
+    alone = f"PyTorch, {threads} thread{'s' if threads > 1 else ''}"
+    name = f"PyTorch DDP, {processes} processes" if processes > 1 else alone
+    module = "benchmarks.contestants.train_torch"
+    return Contestant(name, module, arguments, processes, threads, needs=("torch",), peer=True)
 
 
 def theano_with_old_blas(model: str) -> Contestant:

@@ -7,6 +7,8 @@ import resource
 import psutil
 
 import synkhronos as synk
+
+import lasagne  # isort: skip
 from benchmarks.contestants._batches import LEARNING_RATE, MOMENTUM, Batches, make_data
 from benchmarks.contestants._networks import build_network, describe
 from benchmarks.contestants._serve import compete, timed
@@ -17,10 +19,11 @@ ROOM = 128 << 20  # bytes of address space that remain; a quarter of this is too
 INSTRUMENTS = {"neither": contextlib.nullcontext, "profile": synk.profile, "trace": lambda: synk.trace(os.devnull)}
 
 
-def make(model, n, ranks, heap=True, **options):
+def make(model, n, ranks, heap=True, exact=False, **options):
     """Fork with options of `synk.fork`, build the network, and write `n` rows of data to shared memory.
 
-    Without `heap`, the address space is limited during `fork`, so that no shared heap can be mapped.
+    Without `heap`, the address space is limited during `fork`, so that no shared heap can be mapped. With `exact`, a
+    step is an exact function with Lasagne's update rule.
     """
     addresses = resource.getrlimit(resource.RLIMIT_AS)
     if not heap:
@@ -28,8 +31,12 @@ def make(model, n, ranks, heap=True, **options):
     synk.fork(ranks, **options)
     resource.setrlimit(resource.RLIMIT_AS, addresses)
     graph = build_network(model)
-    rule = updates.nesterov_momentum
-    train = make_train_function(graph.loss, graph.params, graph.x, graph.y, rule, LEARNING_RATE, MOMENTUM)
+    if exact:
+        rule = lasagne.updates.nesterov_momentum(graph.loss, graph.params, LEARNING_RATE, MOMENTUM)
+        train = synk.function([graph.x, graph.y], graph.loss, updates=rule, exact=True)
+    else:
+        rule = updates.nesterov_momentum
+        train = make_train_function(graph.loss, graph.params, graph.x, graph.y, rule, LEARNING_RATE, MOMENTUM)
     synk.distribute()
     x, y = (synk.data(array) for array in make_data(model, n))
     batches = Batches(n)

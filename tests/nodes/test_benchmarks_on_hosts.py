@@ -15,7 +15,7 @@ from benchmarks import nodes
 from benchmarks.harness import Contest
 from benchmarks.nodes_predicted import Line, predict
 from benchmarks.processes import Contestant
-from benchmarks.report import make_page
+from benchmarks.report import make_details
 from benchmarks.results import Result
 from benchmarks.samples import Sample
 
@@ -101,6 +101,6 @@ def test_predictions():
     assert line.seconds(64, 25_000_000) == pytest.approx(63 * 2e-3 + 2 * 63 / 64)
     result = Result("nodes", "Several machines", "")
     predict(result, {"1 Gbit/s": line}, Sample([[0.02]]))
-    text = make_page({"page/some": [result]}, {})
+    text = make_details([result], "some", {})
     assert "Prediction, not measured: 1 Gbit/s, α = 2000 µs, β = 10.00 ns/byte:" in text
     assert "| 2 | 1,026 | 53.1 | 73.1 | 27.4 |" in text

@@ -167,6 +167,8 @@ def test_the_page_and_the_pictures_rest_on_the_same_results(tmp_path):
     shutil.copy(figures.PAGE.with_suffix(".json"), tmp_path)
     report.write_page(page, list(figures.FIGURES))
     assert page.read_text() == figures.PAGE.read_text()
+    for one in page.with_suffix("").glob("*.md"):
+        assert one.read_text() == (figures.PAGE.with_suffix("") / one.name).read_text()
     for result in load(page.with_suffix(".json")):
         assert (report.folder_of(figures.PAGE, result.processor) / f"{result.name}.png").exists()
 
@@ -180,9 +182,10 @@ def test_the_page(tmp_path):
     failed = Result("another", "Another", "", environment={"processor": one}, failure="ours: ended")
     failed.save(page.with_suffix(".json"))
     report.write_page(page, ["example", "absent"])
-    text = page.read_text()
-    assert text.index("## One (family 1)") < text.index("## Two (AVX2)")
-    assert "](page/one-family-1/example.png)" in text and "](page/two-avx2/example.png)" in text
+    assert page.read_text().index("- [One (family 1)](page/one-family-1.md)") < page.read_text().index("[Two (AVX2)]")
+    assert "](two-avx2/example.png)" in (tmp_path / "page" / "two-avx2.md").read_text()
+    text = (tmp_path / "page" / "one-family-1.md").read_text()
+    assert "](one-family-1/example.png)" in text
     assert "| good one | ≥ 1.90 × | 2.00 × (1.00–3.00) | reached |" in text
     assert "| bad one | ≤ 100 µs | 200 µs (190–210) | **missed** |" in text
     assert "| no target |  | 1.00 × (1.00–1.00) |  |" in text
@@ -194,9 +197,34 @@ def test_the_page(tmp_path):
     assert text.index("| **An example: of sorts** |") < text.index("| **Another** |")
 
 
+def test_questions_are_answered_by_the_latest_results(tmp_path):
+    """By the times of groups, and by the ratios of rows; results that failed are left out."""
+    page = tmp_path / "page.md"
+    for date, times in (("2026-02-01", {"MPICH": 2.0, "gloo": 300.0}), ("2026-01-01", {"MPICH": 7.0})):
+        environment = {"processor": f"Some {date[5:7]}", "date": date}
+        result = Result("all_reduce", "All-reduce", environment=environment)
+        result.groups = {
+            "1 million": {"unit": "ms", "contestants": {who: [one, 0, 0, 1] for who, one in times.items()}}
+        }
+        result.save(page.with_suffix(".json"))
+    failed = Result("call", "Calls", environment={"processor": "Some", "date": "2026-03-01"}, failure="ended")
+    failed.save(page.with_suffix(".json"))
+    plans = Result("plans", "Plans", environment={"processor": "Some", "date": "2026-01-01"})
+    for key, value in (("mlp-4", 0.5), ("mlp-2048", 0.75), ("lstm-4", 1.0), ("right", 90.0)):
+        plans.add(key, "", Estimate(value, value, value))
+    plans.save(page.with_suffix(".json"))
+    report.write_page(page)
+    text = page.read_text()
+    assert "|  | MPICH | gloo | DeepSpeed | Synkhronos, 2 ranks |\n| --- | ---: |" in text
+    assert "| 1 million | 2.00 | 300 |  |  |" in text
+    assert "[All-reduce](page/some-02.md#all-reduce). Measured on Some 02." in text
+    assert "|  | 4 rows | 2,048 rows |" in text and "| mlp | 0.50 | 0.75 |" in text and "| lstm | 1.00 |  |" in text
+    assert "What does a call cost?" not in text
+
+
 def test_remarks_are_shown_where_a_target_is_missed():
     remarks = {"example/bad": "It sleeps.", "example/good": "Never shown."}
-    text = report.make_page({"page/some": [example()]}, remarks)
+    text = report.make_details([example()], "some", remarks)
     assert "- bad one (200 µs (190–210)): It sleeps." in text
     assert "- unexplained one (1.00 × (1.00–1.00)): not yet explained." in text
     assert "Never shown." not in text
@@ -238,5 +266,7 @@ def test_the_call_figure_in_small(tmp_path):
     assert all(0 < row.value < 1e6 for row in rows.values())  # microseconds
     assert (tmp_path / "raw" / report.anchor(processor()) / "call.json").exists()
     assert (report.folder_of(page, processor()) / "call.png").read_bytes().startswith(b"\x89PNG")
-    assert "### The overhead of a call" in page.read_text() and result.environment["Theano"] == "1.0.5"
+    text = (report.folder_of(page, processor()).with_suffix(".md")).read_text()
+    assert "## The overhead of a call" in text and result.environment["Theano"] == "1.0.5"
+    assert f"](page/{report.anchor(processor())}.md#the-overhead-of-a-call)" in page.read_text()
     assert not set(psutil.Process().children()) - before
