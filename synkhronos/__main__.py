@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from synkhronos._cli.top import top
 
         return top(options.once)
-    return info(options.json)
+    return info(options.json, options.gpu)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -66,6 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     running.add_argument("--verbose", action="store_true", help="print the command that starts the program")
     informing = commands.add_parser("info", help="show what this machine can compute with", description=_INFO)
     informing.add_argument("--json", action="store_true", help="print JSON")
+    informing.add_argument("--gpu", action="store_true", help="also show what GPUs need, if the machine has none")
     watching = commands.add_parser("top", help="show what the ranks of running sessions do", description=_TOP)
     watching.add_argument("--once", action="store_true", help="print one table, without a live view")
     return parser
@@ -121,14 +122,14 @@ def run(program: list[str], hosts: str | None, verbose: bool) -> int:
     return code
 
 
-def info(as_json: bool) -> int:
+def info(as_json: bool, gpus_too: bool) -> int:
     """Print a report about this computer; returns the exit code."""
     import json
 
     from synkhronos import __version__
     from synkhronos._cli import examine
 
-    report = examine(__version__, os.environ, search_path())
+    report = examine(__version__, os.environ, search_path(), gpus_too)
     print(json.dumps(report.as_dict(), indent=2) if as_json else report.as_text())
     return 0 if report.ready["cpu"] else 1
 

@@ -57,9 +57,11 @@ class Engine:
 
 #: Packages that Synkhronos itself imports.
 _COMMON = (("posix_ipc", "posix_ipc", "posix_ipc>=1.1"), ("threadpoolctl", "threadpoolctl", "threadpoolctl>=3.5"))
+_MPI = ("mpi4py", "mpi4py", "mpi4py>=4")
 
 #: What optional packages are for, by module: the note if they are installed, and if they are missing.
 OPTIONAL_PACKAGES = {
+    "mpi4py": ("", "sessions on several nodes need it, and an MPI"),
     "lasagne": ("", "the MNIST demos build their networks with it"),
     "pymc": ("", "synkhronos.extensions.pymc divides its models"),
     "nutpie": (
@@ -78,6 +80,7 @@ ENGINES = {
             ("Theano", "theano", "Theano==1.0.5"),
             *_COMMON,
             ("Lasagne", "lasagne", "Lasagne==0.1"),
+            _MPI,
         ),
         THEANO,
         ".",
@@ -94,6 +97,7 @@ ENGINES = {
             *_COMMON,
             ("PyMC", "pymc", "pymc>=6.4,<6.5"),
             ("nutpie", "nutpie", "nutpie>=0.16.11,<0.17"),
+            _MPI,
         ),
         PYTENSOR,
         "__",

@@ -28,7 +28,7 @@ from synkhronos._cli.devices import (
 )
 from synkhronos._cli.gpu_libraries import Finder, survey
 from synkhronos._cli.launcher import chosen_in, package_path, variables
-from synkhronos._cli.probes import OPENCL, PYGPU, Answer, ask, python
+from synkhronos._cli.probes import MPI, OPENCL, PYGPU, Answer, ask, python
 from synkhronos._cli.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part, Report
 from synkhronos._costs import Store, describe_machine, path_of_store
 from synkhronos._utils.resources import count_cores, free_memory
@@ -42,7 +42,7 @@ _SECONDS = 120.0
 _LITTLE = 2**30
 
 
-def examine(version: str, environment: Mapping[str, str], search_path: Sequence[str]) -> Report:
+def examine(version: str, environment: Mapping[str, str], search_path: Sequence[str], gpus_too: bool = False) -> Report:
     """Examine this node, and return the report.
 
     Parameters
@@ -53,6 +53,8 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
         The environment variables.
     search_path : sequence of str
         The folders in which programs find packages.
+    gpus_too : bool
+        Examine what GPUs need, too, if the machine does not have one.
     """
     finder = Finder(environment, search_path)
     gpus, trouble = cuda_gpus(finder, environment)
@@ -64,7 +66,8 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
         refusal = str(error)
     prepared = {**environment, **changed}
     engine = engine_of(environment, search_path)
-    programs = {"engine": engine.inquiry, "pygpu": PYGPU, "opencl": OPENCL}
+    gpus_too = engine.has_gpus and bool(gpus_too or gpus)
+    programs = {"engine": engine.inquiry, "mpi": MPI, **({"pygpu": PYGPU, "opencl": OPENCL} if gpus_too else {})}
     answers = ask({name: python(program) for name, program in programs.items()}, prepared, _SECONDS)
     record = answers["engine"].record
     compiler = record.get("cxx", shutil.which("g++") or "")
@@ -75,7 +78,7 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
     room, where = min(free_memory())
     cores = count_cores()
     parts = [
-        *_packages(search_path, answers["engine"], engine),
+        *_packages(search_path, answers, engine),
         *compiling,
         *blas_parts(answers["engine"], working, prepared, openblas, engine),
         Part("cpu", "cores", OK, f"{cores} of {os.cpu_count()}"),
@@ -83,7 +86,7 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
         *_costs(environment),
     ]
     devices: list[Device] = []
-    if engine.has_gpus:
+    if gpus_too:
         parts += [
             *pygpu_parts(answers["pygpu"], compiled["gpuarray"], search_path),
             *([Part("gpu", "links", UNUSABLE, note=refusal)] if refusal else []),
@@ -91,6 +94,9 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
             *opencl_parts(answers["opencl"], finder),
         ]
         devices = try_devices(gpus, answers["opencl"], not answers["pygpu"].error, prepared)
+    elif engine.has_gpus:
+        changed = {}
+        parts.append(Part("cpu", "GPUs", OK, "none", "", f"{trouble}; `info --gpu` examines what GPUs need"))
     return Report(version, engine.title, parts, devices, changed, cores, room)
 
 
@@ -108,8 +114,8 @@ def _costs(environment: Mapping[str, str]) -> list[Part]:
     ]
 
 
-def _packages(search_path: Sequence[str], answer: Answer, engine: Engine) -> list[Part]:
-    """Return the parts for Python and its packages. The backend must be importable; the others must be installed."""
+def _packages(search_path: Sequence[str], answers: Mapping[str, Answer], engine: Engine) -> list[Part]:
+    """Return the parts for Python and its packages. The backend and MPI must work; the others must be installed."""
     parts = [Part("cpu", "Python", OK, ".".join(map(str, sys.version_info[:3])), sys.executable)]
     for name, module, requirement in engine.packages:
         path = package_path(module, search_path)
@@ -123,8 +129,13 @@ def _packages(search_path: Sequence[str], answer: Answer, engine: Engine) -> lis
             state, note = (OPTIONAL, notes[1]) if notes else (MISSING, "")
         elif version and not _satisfies(version, requirement):
             state, note = OPTIONAL if notes else UNUSABLE, f"{requirement} is needed"
-        elif module == engine.module and answer.error:
-            state, note, remedy = UNUSABLE, answer.error, ""
+        elif module == engine.module and answers["engine"].error:
+            state, note, remedy = UNUSABLE, answers["engine"].error, ""
+        elif module == "mpi4py":
+            state, note = (
+                (OPTIONAL, answers["mpi"].error) if answers["mpi"].error else (OK, answers["mpi"].record["library"])
+            )
+            remedy = remedies.pip("mpich")
         parts.append(Part("cpu", name, state, version, path, note, remedy))
     return parts
 

@@ -133,6 +133,14 @@ print(json.dumps({
 }))
 """
 
+#: Reports the MPI that mpi4py uses, without initializing it.
+MPI = """
+import json, mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print(json.dumps({"library": MPI.Get_library_version().strip(chr(0)).splitlines()[0].strip()}))
+"""
+
 #: Reports the OpenCL platforms, each with its devices. Device D of platform P is ``openclP:D`` in pygpu.
 OPENCL = """
 import ctypes, json, sys

@@ -6,13 +6,13 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from synkhronos._processes import SessionStatus
 
 _PAUSE = 0.01  # seconds between two samples; the share of waiting time is computed from the samples
-_HEAD = ("session", "rank", "pid", "doing", "waiting", "memory")
+_HEAD = ("session", "rank", "pid", "doing", "waiting", "memory", "program")
 _MEMORY = ("/memfd:synkhronos", "/dev/shm/synkhronos-")
 _OTHERS = "the same command on other nodes shows their ranks"
 _NONE = "no session of this user is running on this machine"
@@ -59,13 +59,38 @@ def measure(sessions: list[Found], seconds: float) -> list[tuple[str, ...]]:
                 counts[rank] += what.startswith("waits")
     lines: list[tuple[str, ...]] = []
     for one, counts, now in zip(sessions, waits, doing):
+        program = program_of(_command(one.pid))
         for rank, pid in enumerate(one.status.pids):
             role = "" if rank != one.status.master_rank else " leader" if one.status.first else " controller"
             what, n_bytes = _process(pid)
             share = "-" if what == "ended" else f"{100 * counts[rank] / n_looks:.0f} %"
             cells = (str(one.pid), f"{one.status.first + rank}{role}", str(pid), what or now[rank])
-            lines.append((*cells, share, f"{n_bytes / 1e6:,.0f} MB"))
+            lines.append((*cells, share, f"{n_bytes / 1e6:,.0f} MB", program))
     return lines
+
+
+def program_of(command: Sequence[str]) -> str:
+    """Return the name of a program from its command line: Python's script or module, or the command.
+
+    >>> program_of(["python3.11", "-X", "dev", "-m", "ipykernel_launcher", "-f", "kernel.json"])
+    'ipykernel_launcher'
+    """
+    is_python = bool(command) and os.path.basename(command[0]).startswith("python")
+    words = iter(command[is_python:])
+    for word in words:
+        if word in ("-m", "-W", "-X"):
+            value = next(words, "")
+            if word == "-m":
+                return value
+        elif word == "-c" or not word.startswith("-"):
+            return os.path.basename(word)
+    return ""
+
+
+def _command(pid: int) -> list[str]:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+    return []
 
 
 def has_others(sessions: list[Found]) -> bool:

@@ -6,3 +6,22 @@
 ``checkpoint``  save and load every rank's values of shared variables
 ``pymc``        PyMC models, sharded by the rows of their data
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["checkpoint", "pymc", "schedules", "train", "updates"]
+
+if not TYPE_CHECKING:  # type checkers know the modules that a program imports
+
+    def __getattr__(name: str) -> Any:
+        """Import an extension when it is first used."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__} has no attribute {name}; it has {', '.join(__all__)}")
+        return importlib.import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -28,7 +28,7 @@ STATES = ("ok", "missing", "unusable", "optional")
 
 class TestInfo:
     def test_the_table(self, tmp_path):
-        done = launch("info", cache=tmp_path)
+        done = launch("info", "--gpu", cache=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stderr == ""
         lines = done.stdout.splitlines()
@@ -37,7 +37,7 @@ class TestInfo:
         rows = [line.split() for line in lines]
         assert ["ok", BACKEND.title] in [row[:2] for row in rows]
         assert ["ok", "Python", sysconfig.get_config_var("py_version")] in [row[:3] for row in rows]
-        names = ["NumPy", "BLAS", "NumPy's", "cores", "memory"]
+        names = ["NumPy", "BLAS", "NumPy's", "cores", "memory", "mpi4py"]
         if BACKEND.has_gpus:
             names += ["Lasagne", "pygpu", "NVRTC", "cuBLAS", "NCCL", "cuDNN", "libOpenCL"]
         found = {row[1]: line for row, line in zip(rows, lines) if len(row) > 1 and row[0] in STATES}
@@ -48,6 +48,17 @@ class TestInfo:
         n_linked = 1 + ("linked by" in done.stdout)  # NumPy's, and the backend's
         assert len(re.findall(speed, done.stdout)) == n_linked
 
+    def test_a_machine_without_a_gpu(self, tmp_path):
+        if os.path.exists("/proc/driver/nvidia/version"):
+            pytest.skip("this machine has an NVIDIA driver")
+        report = json.loads(launch("info", "--json", cache=tmp_path, check=True).stdout)
+        assert {part["group"] for part in report["parts"]} == {"cpu"} and not report["changed"]
+        parts = {part["name"]: part for part in report["parts"]}
+        assert ("GPUs" in parts) == BACKEND.has_gpus
+        if BACKEND.has_gpus:
+            assert parts["GPUs"]["note"].endswith("`info --gpu` examines what GPUs need")
+        assert parts["mpi4py"]["state"] == "ok" and "MPI" in parts["mpi4py"]["note"]
+
     @theano_only("GPUs")
     def test_as_json_with_a_driver_that_crashes(self, tmp_path):
         if CC is None:
@@ -55,7 +66,7 @@ class TestInfo:
         driver = build_driver(tmp_path / "driver", crash=1)
         site = build_wheels(tmp_path / "site", cuda=(9, 2))
         given = {"LD_LIBRARY_PATH": str(driver.parent), "PYTHONPATH": str(site)}
-        done = launch("info", "--json", cache=tmp_path / "cache", **given)
+        done = launch("info", "--gpu", "--json", cache=tmp_path / "cache", **given)
         assert done.returncode == 0, done.stdout + done.stderr
         report = json.loads(done.stdout)
         assert report["ready"]["cpu"] is True
@@ -104,7 +115,7 @@ class TestInfo:
         done = launch("run", "-c", textwrap.dedent(program), cache=tmp_path)
         if done.returncode:
             pytest.skip("pygpu finds no OpenCL here: " + done.stderr.strip().splitlines()[-1])
-        report = json.loads(launch("info", "--json", cache=tmp_path, check=True).stdout)
+        report = json.loads(launch("info", "--gpu", "--json", cache=tmp_path, check=True).stdout)
         devices = {device["name"]: device for device in report["devices"]}
         assert [name for name in devices if name.startswith("opencl")] == json.loads(done.stdout)
         assert all(device["memory"] > 0 and device["description"] for device in devices.values())
@@ -128,9 +139,11 @@ def test_the_requirements_are_those_of_the_package():
         assert missing == ({"numpy>=2", "scipy>=1", "numba>=0.58"} if name == "pytensor" else set())  # PyTensor's own
     assert all("python_version < '3.1" in one for one in declared)  # so pip rejects Synkhronos before building any
     assert f'lasagne = ["Lasagne==0.1{suits["theano"]}"]' in text
-    for _, module, requirement in ENGINES["pytensor"].packages[-2:]:
-        assert module in OPTIONAL_PACKAGES
-        assert f"\"{requirement}; python_version >= '3.12'\"" in text
+    optional = {one: requirement for _, one, requirement in ENGINES["pytensor"].packages if one in OPTIONAL_PACKAGES}
+    assert set(optional) == {"pymc", "nutpie", "mpi4py"}
+    for module in ("pymc", "nutpie"):
+        assert f"\"{optional[module]}; python_version >= '3.12'\"" in text
+    assert f'mpi = ["{optional["mpi4py"]}"' in text
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Theano needs Python 3.11 or earlier")

@@ -204,6 +204,20 @@ def test_the_extensions_use_the_public_interface_alone():
         assert private <= {"__init__", "_backends", "_utils.interrupts"}, path  # which any program may use
 
 
+def test_the_extensions_are_listed_and_imported_when_they_are_used():
+    program = """
+        import sys, synkhronos as synk
+        names = dir(synk.extensions)
+        assert not [one for one in sys.modules if one.startswith("synkhronos.extensions.")]
+        print(*names, synk.extensions.train.__name__, synk.extensions.updates.adam.__name__)
+    """
+    out, _ = python(program)
+    modules = sorted(path.stem for path in (PACKAGE / "extensions").glob("*") if path.stem[0].islower())
+    assert out.split() == [*(one for one in modules if one != "steps"), "synkhronos.extensions.train", "adam"]
+    with pytest.raises(AttributeError, match="has no attribute nets; it has checkpoint, pymc, "):
+        synk.extensions.nets  # noqa: B018
+
+
 def test_heavy_and_optional_packages_are_imported_where_they_are_needed():
     heavy = {"lasagne", "pygpu", "mpi4py", "matplotlib", "rich", "tqdm", "sklearn"}
     for path in MODULES:

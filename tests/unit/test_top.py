@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 
+import psutil
 import pytest
 from deadline import wait_for
 from process_state import worker_pids
@@ -18,7 +19,7 @@ from scripts import ROOT, launch, start_script
 
 import synkhronos as synk
 from synkhronos._cli import top as _top
-from synkhronos._cli.top import find_sessions, measure
+from synkhronos._cli.top import find_sessions, measure, program_of
 
 
 def own_session():
@@ -35,6 +36,22 @@ def test_session_of_this_process_is_seen_with_its_ranks(synchronize, n_ranks):
     assert [line[1] for line in lines] == ["0 controller", *map(str, range(1, n_ranks))]
     assert [line[4] for line in lines] == ["0 %", *["100 %"] * (n_ranks - 1)]
     assert all(float(line[5].split()[0].replace(",", "")) > 1 for line in lines)
+    assert {line[6] for line in lines} == {program_of(psutil.Process().cmdline())} - {""}
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["python", "-u", "/home/user/train.py", "--lr", "1"], "train.py"),
+        (["/usr/bin/python3.11", "-X", "dev", "-W", "error", "-m", "package.train", "7"], "package.train"),
+        (["python", "-c", "print()"], "-c"),
+        (["/opt/bin/jupyter", "lab"], "jupyter"),
+        (["python"], ""),
+        ([], ""),
+    ],
+)
+def test_program_is_named_by_its_script_or_module(command, name):
+    assert program_of(command) == name
 
 
 def test_closed_session_is_not_shown(synchronize):
