@@ -52,6 +52,7 @@ demo: $(VENV)/with-demos
 	echo "demos/$$demo" $(ARGS); $(BIN)/python demos/$$demo $(ARGS)
 
 test: $(VENV)/with-test
+	@echo "All tests take about an hour on two cores, and longer with a cold compile cache. ARGS='-k data' runs a part."
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-pymc: $(VENV)/with-test

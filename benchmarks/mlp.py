@@ -19,7 +19,7 @@ def measure(result: Result, rounds: int = 20, steps: int = 12) -> None:
     contestants = [one, old, *more, torch, threads, ddp, ranks, exact]
     with Contest(contestants, aside=[limits.LIMITS]) as contest:
         training.check_networks(contest.facts)
-        large = {f"{who.name}, 1,000": (who, {"batch": 1000, "steps": steps}) for who in (one, ddp, ranks)}
+        large = {f"{who.name}, 1,000": (who, {"batch": 1000, "steps": steps}) for who in (one, ddp, ranks, exact)}
         samples = contest.run(rounds, {**contest.alike(batch=500, steps=steps), **large, **limits.turns("product")})
     bound = limits.products(samples.pop("product"), 500 * training.operations("mlp")).scaled(1e3)
     milliseconds = {label: sample.scaled(1e3) for label, sample in samples.items()}

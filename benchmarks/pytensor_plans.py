@@ -1,7 +1,7 @@
 """The choice of plans on PyTensor.
 
 A training step of the MLP 784-800-800-10 with stochastic gradient descent, and the log-probability of a hierarchical
-regression in PyMC with its gradient, as in the chapter on PyMC. They are called with increasing numbers of rows, in
+regression in PyMC with its gradient, as in the figure on PyMC. They are called with increasing numbers of rows, in
 four ways: by PyTensor or PyMC with BLAS on two threads, and on two ranks with the plans *rows*, *controller* and
 *auto*. The linker is numba, PyTensor's default.
 """

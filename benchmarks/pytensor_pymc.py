@@ -1,9 +1,9 @@
 """Evaluations of PyMC models.
 
 The log-probability and its gradient of five models, in float64, in the function that PyMC's own samplers evaluate, and
-in that which nutpie evaluates, for one point, in PyTensor's default mode. On two ranks and on one, rows are divided, or
-one process computes alone, whichever a comparison before the first evaluation has found to be faster. PyMC alone has
-one thread of BLAS. JAX, whose functions numpyro and blackjax evaluate, has two threads.
+in that which nutpie evaluates, for one point. Each is divided by rows on two ranks, on one rank, or computed by PyMC
+alone, in PyTensor's default mode, with one thread of BLAS in each process. (With the default plan, models that one
+process evaluates faster are not divided.) JAX, whose functions numpyro and blackjax evaluate, has two threads.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ def contestants() -> list[Contestant]:
     """Return contestants for both functions on two ranks, on one, and of PyMC alone, and JAX."""
     needs = ("pymc",)
     found = [
-        Contestant(
-            f"{GRAPHS[graph]}, {name}", MODULE, {"ranks": ranks, "graph": graph}, threads=max(ranks, 1), needs=needs
-        )
+        Contestant(f"{GRAPHS[graph]}, {name}", MODULE, {"ranks": ranks, "graph": graph}, needs=needs)
         for graph in GRAPHS
         for name, ranks in ((f"{CORES} ranks", CORES), ("1 rank", 1), ("PyMC alone", 0))
     ]

@@ -15,7 +15,7 @@ _INFO = """show what this machine can compute with, what is missing, and the com
 exit code is 0 if synkhronos can compute on CPU cores, else 1"""
 
 _TOP = """show, until Ctrl-C, what each rank of this user's sessions is doing, its share of time waiting in the last
-second, and its memory, without interrupting the ranks; the exit code is 1 if there is no session"""
+second, its memory and its program, without interrupting the ranks; the exit code is 1 if there is no session"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,7 +56,9 @@ def make_parser() -> argparse.ArgumentParser:
     """Make the argument parser."""
     from synkhronos import __version__
 
-    parser = argparse.ArgumentParser(prog=program_name(), description="Synkhronos: data-parallel Theano and PyTensor.")
+    parser = argparse.ArgumentParser(
+        prog=program_name(), description="Synkhronos: data-parallel PyMC, PyTensor and Theano."
+    )
     parser.add_argument("--version", action="version", version=f"Synkhronos {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     running = commands.add_parser("run", help="execute a program with GPUs, or on several nodes", description=_RUN)
@@ -66,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
     running.add_argument("--verbose", action="store_true", help="print the command that starts the program")
     informing = commands.add_parser("info", help="show what this machine can compute with", description=_INFO)
     informing.add_argument("--json", action="store_true", help="print JSON")
-    informing.add_argument("--gpu", action="store_true", help="also show what GPUs need, if the machine has none")
+    informing.add_argument("--gpu", action="store_true", help="also show what GPUs need, if there is no NVIDIA driver")
     watching = commands.add_parser("top", help="show what the ranks of running sessions do", description=_TOP)
     watching.add_argument("--once", action="store_true", help="print one table, without a live view")
     return parser

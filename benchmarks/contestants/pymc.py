@@ -26,10 +26,7 @@ def of_nutpie(model, point):
 
     compiled = nutpie.compile_pymc_model(model)
     if not hasattr(compiled.compiled_logp_func, "ctypes"):  # divided: a function of several points
-        own = compiled.own.if_faster(compiled.logp_func, point, 1)
-        if own is None:
-            return lambda: compiled.logp_func(point[None])
-        compiled, _ = own
+        return lambda: compiled.logp_func(point[None])
     code, data = compiled.compiled_logp_func.ctypes, compiled.user_data.ctypes.data
     arrays = [array.ctypes.data_as(_DOUBLES) for array in (point, np.empty_like(point), np.empty(1))]
     return lambda: (code(len(point), *arrays, data), arrays, compiled)
@@ -52,7 +49,7 @@ def make(ranks=0, graph="pymc"):
     if ranks:
         from synkhronos.extensions.pymc import parallel
 
-        synk.fork(ranks)
+        synk.fork(ranks, plan="rows")
     current = {}
 
     def run(name, rows):

@@ -8,7 +8,7 @@ import psutil
 
 import synkhronos as synk
 
-import lasagne  # isort: skip
+import lasagne  # isort: skip - after synkhronos, which patches it
 from benchmarks.contestants._batches import LEARNING_RATE, MOMENTUM, Batches, make_data
 from benchmarks.contestants._networks import build_network, describe
 from benchmarks.contestants._serve import compete, timed

@@ -79,7 +79,7 @@ ENGINES = {
             ("SciPy", "scipy", "scipy>=1.7,<1.11"),
             ("Theano", "theano", "Theano==1.0.5"),
             *_COMMON,
-            ("Lasagne", "lasagne", "Lasagne==0.1"),
+            ("Lasagne", "lasagne", "Lasagne>=0.1"),
             _MPI,
         ),
         THEANO,

@@ -54,7 +54,7 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
     search_path : sequence of str
         The folders in which programs find packages.
     gpus_too : bool
-        Examine what GPUs need, too, if the machine does not have one.
+        Examine what GPUs need, too, if there is no NVIDIA driver.
     """
     finder = Finder(environment, search_path)
     gpus, trouble = cuda_gpus(finder, environment)
@@ -66,7 +66,7 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
         refusal = str(error)
     prepared = {**environment, **changed}
     engine = engine_of(environment, search_path)
-    gpus_too = engine.has_gpus and bool(gpus_too or gpus)
+    gpus_too = engine.has_gpus and bool(gpus_too or gpus or trouble)
     programs = {"engine": engine.inquiry, "mpi": MPI, **({"pygpu": PYGPU, "opencl": OPENCL} if gpus_too else {})}
     answers = ask({name: python(program) for name, program in programs.items()}, prepared, _SECONDS)
     record = answers["engine"].record
@@ -95,8 +95,8 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
         ]
         devices = try_devices(gpus, answers["opencl"], not answers["pygpu"].error, prepared)
     elif engine.has_gpus:
-        changed = {}
-        parts.append(Part("cpu", "GPUs", OK, "none", "", f"{trouble}; `info --gpu` examines what GPUs need"))
+        note = "no NVIDIA driver was found; `info --gpu` shows what GPUs need, also those of OpenCL"
+        parts.append(Part("cpu", "GPUs", OK, "not examined", "", note))
     return Report(version, engine.title, parts, devices, changed, cores, room)
 
 

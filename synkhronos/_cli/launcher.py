@@ -93,7 +93,7 @@ def run(arguments: Sequence[str], command_line: Sequence[str], search_path: Sequ
     found = survey(finder, environment) if finder.candidates("cuda") else None
     lacking = what_cuda_lacks(found) if found else ""
     if lacking:
-        _logger.warning("CUDA cannot be used: %s; `python -m synkhronos info` shows how to fix it", lacking)
+        _logger.warning("CUDA cannot be used: %s; `python -m synkhronos info --gpu` shows how to fix it", lacking)
     environment.update(variables(environment, finder, found))
     # importing the package may have imported Theano and opened a GPU; with this variable the program could not open it
     environment.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)

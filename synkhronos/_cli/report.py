@@ -109,7 +109,7 @@ class Report:
 
     @property
     def ready(self) -> dict[str, bool]:
-        """Whether CPU cores, CUDA GPUs and OpenCL devices are usable."""
+        """Whether CPU cores and, if they were examined, CUDA GPUs and OpenCL devices are usable."""
         lacking = {part.group for part in self.parts if part.state in (MISSING, UNUSABLE)}
         cpu = "cpu" not in lacking
         usable = {
@@ -117,6 +117,7 @@ class Report:
             and not lacking & {"gpu", kind}
             and any(device.state == OK and device.name.startswith(kind) for device in self.devices)
             for kind in ("cuda", "opencl")
+            if any(part.group == kind for part in self.parts)
         }
         return {"cpu": cpu, **usable}
 

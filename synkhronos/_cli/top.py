@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -78,11 +79,13 @@ def program_of(command: Sequence[str]) -> str:
     is_python = bool(command) and os.path.basename(command[0]).startswith("python")
     words = iter(command[is_python:])
     for word in words:
-        if word in ("-m", "-W", "-X"):
+        if re.fullmatch("-[A-Za-z]*[mWX]", word):
             value = next(words, "")
-            if word == "-m":
+            if word.endswith("m"):
                 return value
-        elif word == "-c" or not word.startswith("-"):
+        elif re.fullmatch("-[A-Za-z]*c", word):
+            return "-c"
+        elif not word.startswith("-"):
             return os.path.basename(word)
     return ""
 

@@ -29,7 +29,7 @@ from synkhronos.errors import DeviceError, WorkerDied, WorkerError, WorkerTimeou
 _logger = logging.getLogger("synkhronos")
 
 _NAME = re.compile(r"cpu|cuda\d+|opencl\d+:\d+")
-_HINT = "`python -m synkhronos info` shows what is available and what is missing"
+_HINT = "`python -m synkhronos info --gpu` shows what is available and what is missing"
 
 #: Environment variable with device names, separated by commas, for scripts that name no devices.
 _ENVIRONMENT = "SYNKHRONOS_DEVICES"

@@ -19,7 +19,7 @@ if not TYPE_CHECKING:  # type checkers know the modules that a program imports
     def __getattr__(name: str) -> Any:
         """Import an extension when it is first used."""
         if name not in __all__:
-            raise AttributeError(f"module {__name__} has no attribute {name}; it has {', '.join(__all__)}")
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
         return importlib.import_module(f"{__name__}.{name}")
 
 

@@ -1,4 +1,4 @@
-"""Made-up costs of a machine, with which it is known which plan is faster, and functions for tests of the choice."""
+"""Made-up costs of a machine that make one plan clearly faster, and functions for tests of the choice."""
 
 import json
 

@@ -211,7 +211,7 @@ def test_questions_are_answered_by_the_latest_results(tmp_path):
     failed.save(page.with_suffix(".json"))
     plans = Result("plans", "Plans", environment={"processor": "Some", "date": "2026-01-01"})
     for key, value in (("mlp-4", 0.5), ("mlp-2048", 0.75), ("lstm-4", 1.0), ("right", 90.0)):
-        plans.add(key, "", Estimate(value, value, value))
+        plans.add(key, key, Estimate(value, value, value))
     plans.save(page.with_suffix(".json"))
     report.write_page(page)
     text = page.read_text()

@@ -59,13 +59,32 @@ def test_what_depends_on_data_alone_is_computed_once(synchronize):
     assert shapes == [(N,), (N, 3), (N, 5)]  # y, the exponentials, the basis functions
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 5])
-@pytest.mark.parametrize("n_columns", [1, 3])
-def test_missing_covariates_are_inserted_by_rows(synchronize, n_columns, n_ranks):
-    """One column, in which a mask selects rows, and a matrix, in which it selects entries."""
-    synchronize(n_ranks)
+def some(n_columns):
     x = draws(N, n_columns)
     x[::7, 0] = x[3::9, -1] = np.nan
+    return x
+
+
+def one_value(n_columns):
+    x = draws(N, n_columns)
+    x[5, 0] = np.nan
+    return x
+
+
+def one_column(n_columns):
+    x = draws(N, n_columns)
+    x[:, 0] = np.nan
+    return x
+
+
+@pytest.mark.parametrize(
+    ("make", "n_columns", "n_ranks"),
+    [*((some, k, n) for k in (1, 3) for n in (1, 2, 3, 5)), (one_value, 1, 2), (one_value, 3, 2), (one_column, 3, 2)],
+)
+def test_missing_covariates_are_inserted_by_rows(synchronize, make, n_columns, n_ranks):
+    """One column, in which a mask selects rows, and a matrix, in which it selects entries."""
+    synchronize(n_ranks)
+    x = make(n_columns)
     n_missing = np.isnan(x).sum()
     with pm.Model() as model, pytest.warns(ImputationWarning):
         mean = pm.Normal("mean", shape=n_columns)
@@ -73,7 +92,25 @@ def test_missing_covariates_are_inserted_by_rows(synchronize, n_columns, n_ranks
         rate = T.dot(full.reshape((N, n_columns)), pm.Normal("b", shape=n_columns))
         pm.Normal("y", rate, pm.HalfNormal("s"), observed=draws(N, seed=1))
     divided = check(model, [0.3 * draws(n_missing + 2 * n_columns + 1, seed=seed) for seed in range(2)])
-    assert collectives(divided) == {"all-reduce (sum)"}
+    if n_missing != N:  # otherwise indices of the missing values count as rows
+        assert collectives(divided) == {"all-reduce (sum)"}
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 1])
+def test_masks_of_the_program(synchronize, share):
+    """Values that are set, with the mask of all rows and of none, are chosen by rows; what is added is gathered."""
+    synchronize(2)
+    mask = np.random.default_rng(3).random(N) < share
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=3)
+        x, y = T.as_tensor_variable(draws(N)), T.as_tensor_variable(draws(int(mask.sum()), seed=1))
+        mu = T.set_subtensor((b[0] * x)[mask], b[1] * y)
+        mu = T.set_subtensor(mu[mask], 0.5 * mu[mask])
+        mu = T.inc_subtensor(mu[mask], b[2], ignore_duplicates=True)
+        mu = T.inc_subtensor(mu[mask], b[2])
+        mu = T.set_subtensor(mu[~mask], 2.0)
+        pm.Normal("y", mu, 1, observed=draws(N, seed=2))
+    check(model, [0.3 * draws(3, seed=seed) for seed in range(2)])
 
 
 def test_a_function_of_other_data_does_not_change_later_ones(synchronize):

@@ -2,8 +2,8 @@
 
 Each ``python`` block is a program. A comment in the line before it can change this: ``continues`` appends the block to
 the previous program; ``not run: REASON`` and ``run by test_….py`` leave it out. Programs are for Theano, except those
-marked ``on PyTensor``. After ``<!-- output -->``, a ``text`` block is the program's output up to the next such block.
-A ``diff`` block is two programs that print the same.
+marked ``on PyTensor``, and ``on both``, whose serial form must print the same. After ``<!-- output -->``, a ``text``
+block is the program's output up to the next such block.
 """
 
 import os
@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 import pytest
-from backend import on_theano, theano_only
+from backend import on_theano
 from scripts import ROOT
 
 SECONDS = 280  # for one program with its compilation, which takes 10 s on an idle machine and 100 s on a busy one
@@ -22,7 +22,10 @@ pytestmark = pytest.mark.timeout(2 * SECONDS + 20)
 # Runs the start-up code of an installed synkhronos, which patches Theano.
 START = "import sys, runpy, _synkhronos_start; runpy.run_path(sys.argv[1], run_name='__main__')"
 
-BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n+)?^```(?P<kind>python|diff|text)\n(?P<code>.*?)^```$", re.M | re.S)
+ON_BOTH = "on both"
+#: What makes README's PyMC program shorter.
+SHORTER = {"200_000": "2_000", "pm.sample()": "pm.sample(50, tune=50)"}
+BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n+)?^```(?P<kind>python|text)\n(?P<code>.*?)^```$", re.M | re.S)
 PAGES = [ROOT / "README.md", *sorted(path for path in ROOT.glob("docs/**/*.md") if "_build" not in path.parts)]
 
 
@@ -34,30 +37,32 @@ def programs(path):
     for block in BLOCK.finditer(text):
         mark, code = block["mark"] or "", block["code"]
         line = text.count("\n", 0, block.start("code"))
-        if block["kind"] != "text" and mark != "continues" and (mark == "on PyTensor") == on_theano:
+        is_new = block["kind"] != "text" and mark not in ("continues", ON_BOTH)
+        if is_new and (mark == "on PyTensor") == on_theano:
             program = None  # for the other backend
-        elif block["kind"] == "diff":
-            for sign, name in (("-", "before"), ("+", "after")):
-                lines = [row[1:] for row in code.splitlines() if row[:1] in ("", " ", sign)]
-                found[f"{path.name}:{line}:{name}"] = ["\n".join(lines), ""]
         elif block["kind"] == "text":
             if mark == "output" and program:
                 program[1] += code
         elif mark == "continues":
             if program:
                 program[0] += "\n" * (line - program[0].count("\n")) + code
-        elif mark not in ("", "on PyTensor"):
+        elif mark not in ("", "on PyTensor", ON_BOTH):
             assert mark.startswith(("not run: ", "run by ")), f"{path}: {mark}"
             program = None
         else:
             # tracebacks show the document's line numbers
-            program = found[f"{path.relative_to(ROOT)}:{line}"] = ["\n" * line + code, ""]
+            name = f"{path.relative_to(ROOT)}:{line}"
+            if path.name == "README.md":
+                for old, new in SHORTER.items():
+                    code = code.replace(old, new)
+            program = found[name] = ["\n" * line + code, ""]
+            if mark == ON_BOTH:
+                TWINS.append(name)
     return found
 
 
+TWINS = []  # names of programs with a serial form
 PROGRAMS = {name: program for path in PAGES for name, program in programs(path).items()}
-TWINS = sorted(name[: -len(":before")] for name in PROGRAMS if name.endswith(":before"))
-NO_TWINS = [pytest.param("", marks=theano_only("programs of pages that do not say that they are PyTensor's"))]
 
 
 def run(code, folder):
@@ -71,13 +76,17 @@ def run(code, folder):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", TWINS or NO_TWINS)
-def test_twins_print_the_same(name, tmp_path):
-    expected, got = (run(PROGRAMS[f"{name}:{which}"][0], tmp_path) for which in ("before", "after"))
+@pytest.mark.parametrize("name", TWINS)
+def test_the_serial_form_prints_the_same(name, tmp_path):
+    code, _ = PROGRAMS[name]
+    serial, n_forks = re.subn(r"^synk\.fork\(\).*\n", "\n", code, flags=re.M)
+    serial, n_functions = re.subn(r"synk\.function\((.*), exact=True\)", r"theano.function(\1)", serial)
+    assert n_forks and n_functions
+    expected, got = run(serial, tmp_path), run(code, tmp_path)
     assert expected and got == expected
 
 
-@pytest.mark.parametrize("name", sorted(name for name in PROGRAMS if not name.endswith((":before", ":after"))))
+@pytest.mark.parametrize("name", sorted(set(PROGRAMS) - set(TWINS)))
 def test_program(name, tmp_path):
     code, output = PROGRAMS[name]
     printed = run(code, tmp_path)

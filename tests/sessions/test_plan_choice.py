@@ -1,4 +1,4 @@
-"""Choice of plans by cost: with constants that are made up, so that it is known."""
+"""Choice of plans by cost, with made-up constants."""
 
 import contextlib
 import types

@@ -31,7 +31,7 @@ def test_workflows_run_targets_of_the_makefile(path):
     assert targets
     for target in targets:
         assert commands_of(target)
-    assert {"lint", "test", "demo"} <= set(targets)
+    assert path.name != "tests.yml" or {"lint", "test", "demo"} <= set(targets)
 
 
 def test_workflows_test_each_python_that_is_supported():

@@ -214,7 +214,7 @@ def test_the_extensions_are_listed_and_imported_when_they_are_used():
     out, _ = python(program)
     modules = sorted(path.stem for path in (PACKAGE / "extensions").glob("*") if path.stem[0].islower())
     assert out.split() == [*(one for one in modules if one != "steps"), "synkhronos.extensions.train", "adam"]
-    with pytest.raises(AttributeError, match="has no attribute nets; it has checkpoint, pymc, "):
+    with pytest.raises(AttributeError, match="has no attribute 'nets'; it has checkpoint, pymc, "):
         synk.extensions.nets  # noqa: B018
 
 

@@ -45,6 +45,8 @@ def test_session_of_this_process_is_seen_with_its_ranks(synchronize, n_ranks):
         (["python", "-u", "/home/user/train.py", "--lr", "1"], "train.py"),
         (["/usr/bin/python3.11", "-X", "dev", "-W", "error", "-m", "package.train", "7"], "package.train"),
         (["python", "-c", "print()"], "-c"),
+        (["python", "-uc", "import os\nprint()", "x"], "-c"),
+        (["python", "-um", "train"], "train"),
         (["/opt/bin/jupyter", "lab"], "jupyter"),
         (["python"], ""),
         ([], ""),

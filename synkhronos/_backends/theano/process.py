@@ -125,7 +125,7 @@ def bind(device: str, rank: int, quiet: bool) -> Any:
         gpuarray.pygpu.zeros((1,), dtype="float32", context=context).sync()
     except Exception as error:
         raise DeviceError(
-            f"{device} cannot be used: {_cause(error)}; `python -m synkhronos info` shows what is available, and "
+            f"{device} cannot be used: {_cause(error)}; `python -m synkhronos info --gpu` shows what is available, and "
             "`python -m synkhronos run` starts a script so that the CUDA libraries are found"
         ) from error
     return context

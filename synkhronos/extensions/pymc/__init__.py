@@ -44,7 +44,7 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     rows : int, optional
         The number of rows of the data. Arrays with an axis of this length are sharded along the first such axis.
         Default: the length of the observed variable with the most values, along its first axis of 65 entries or more,
-        or else along its longest axis. This affects speed, not results.
+        or else along its longest axis. Arrays with missing values count with these. This affects speed, not results.
 
     Yields
     ------
@@ -63,7 +63,8 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     Warns
     -----
     RuntimeWarning
-        If the model has no data that can be sharded.
+        If the model, or a function, has no data that can be sharded. If the data have different lengths since
+        ``set_data``. If the controller alone evaluates the model faster than all ranks, after some evaluations.
 
     Examples
     --------

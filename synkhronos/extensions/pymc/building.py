@@ -23,7 +23,7 @@ from synkhronos.extensions.pymc.graphs import (
     sum_of_parts,
     without_checks,
 )
-from synkhronos.extensions.pymc.rows import ModelData, Scattered
+from synkhronos.extensions.pymc.rows import NOT_SHOWN, ModelData, Scattered
 
 __all__ = ["Builder", "Each", "ModelFunction"]
 
@@ -36,7 +36,7 @@ _OTHER_PROCESS = (
     "functions can be called in the program's own process only"
 )
 
-_FIRST = 10  # calls of a function, after which it warns if it is computed faster without ranks
+_CALLS_BEFORE_COMPARISON = 10
 
 _n_forks = 0  # number of forks between the process that imported this module and this process
 
@@ -149,9 +149,8 @@ class Builder:
             return of_points(exact)
 
         own = lambda: of_points(plain(**asked))  # noqa: E731
-        return ModelFunction(
-            divided(), scattered, of_all_rows, own, many=many if conditions else None, warn=self._data.warn_of_times
-        )
+        warn = self._data.warn_of_times if results[0].ndim == 0 else None  # a log-probability, with its gradient or not
+        return ModelFunction(divided(), scattered, of_all_rows, own, many=many if conditions else None, warn=warn)
 
 
 class Each:
@@ -198,8 +197,8 @@ class ModelFunction:
     many : bool, optional
         If given, ``exact`` lacks checks, and has one more output: whether their conditions hold. If they do not,
         PyMC's own function computes the results, or raises the error. With ``many``, the results are a list.
-    warn : callable
-        ``warn(seconds by rows, seconds alone)`` is called if the controller computes the first calls alone.
+    warn : callable or None
+        ``warn(seconds by rows, seconds alone)`` is called after some calls, if the controller computes them alone.
 
     Attributes
     ----------
@@ -220,7 +219,7 @@ class ModelFunction:
         build_own: Callable[[], Any],
         *,
         many: bool | None,
-        warn: Callable[[float, float], None],
+        warn: Callable[[float, float], None] | None,
     ) -> None:
         self.exact, self.data, self._n_forks = exact, data, _n_forks
         self._out_of_date = [one for one in data if one.is_variable]
@@ -257,8 +256,8 @@ class ModelFunction:
                 return self._undivided()(*args, **kwargs)
             found = self.exact(*args, **kwargs)
         self._n_calls += 1
-        if self._n_calls == _FIRST:
-            self._compare()
+        if self._n_calls == _CALLS_BEFORE_COMPARISON and self._warn is not None:
+            self._compare(self._warn)
         if self._many is None:
             return found
         *results, hold = found
@@ -282,11 +281,11 @@ class ModelFunction:
         """Call PyMC's own function, in the controller only."""
         return self._own()(*args, **kwargs)
 
-    def _compare(self) -> None:
+    def _compare(self, warn: Callable[[float, float], None]) -> None:
         """Warn if the controller computes the function, because that is faster."""
         plan = next(reversed(self.exact.partition.plans), None)
-        if plan is not None and plan.controller <= plan.rows:
-            self._warn(plan.rows, plan.controller)
+        if plan is not None and plan.controller <= plan.rows and self.exact.plan == "auto":
+            warn(plan.rows, plan.controller)
 
     def _of_different_lengths(self, args: Any, kwargs: Any) -> Any:
         lengths = ", ".join(f"{one}: {one.n_rows}" for one in self.data)
@@ -303,7 +302,7 @@ class ModelFunction:
                 f"the data of the model have different lengths since pm.set_data, and are not divided: {lengths}. "
                 "Every rank computes with all rows",
                 RuntimeWarning,
-                stacklevel=3,
+                skip_file_prefixes=NOT_SHOWN,  # type: ignore[call-overload]
             )
         return result
 

@@ -302,31 +302,36 @@ def missing_by_rows(expressions: Sequence[Any], data: ModelData, graph: Callable
 
     def by_rows(node: Any, inputs: list[Any]) -> Any:
         inserts = isinstance(node.op, ops.AdvancedIncSubtensor)
-        if not (inserts or isinstance(node.op, ops.AdvancedSubtensor)):
+        if not (inserts or isinstance(node.op, ops.AdvancedSubtensor)) or (inserts and not node.op.set_instead_of_inc):
             return None
         x, (mask, *others) = inputs[0], ops.advanced_index(inputs[inserts:], node.op)
         is_mask = isinstance(mask, TensorConstant) and mask.dtype == "bool" and data.axis(mask) == 0
-        if others or not is_mask or (inserts and ops.adds(node.op)):
+        if others or not is_mask or tuple(known_lengths(x)[: mask.ndim]) != mask.data.shape:
+            return None
+        n_values = int(mask.data.sum())
+        if n_values == 0 and inserts:
+            return [x]
+        values = inputs[1]
+        value = constant_value(values) if inserts else None
+        if not inserts:
+            fits = 0 < n_values <= mask.data.size // 2
+        else:
+            fits = values.ndim == x.ndim - mask.ndim + 1 and known_lengths(values)[0] == n_values
+        if not fits and value is None:
             return None
         numbers = np.cumsum(mask.data).reshape(mask.data.shape)  # of the values that the mask selects, from 1 on
         positions = T.constant(data.same(np.maximum(numbers - 1, 0)))
         selects = mask.dimshuffle([*range(mask.ndim), *["x"] * (x.ndim - mask.ndim)])
-        if inserts:
-            values, value = inputs[1], constant_value(inputs[1])
-            if value is not None:
-                values = T.constant(value)
-            elif values.ndim != x.ndim - mask.ndim + 1 or values.broadcastable[0]:
-                return None
-            elif isinstance(values, TensorConstant):
-                values = T.constant(data.same(values.data[positions.data]))
-            else:
-                values = values[positions]
-            return [T.switch(selects, T.cast(values, x.dtype), x)]
-        n_values = numbers.flat[-1]
-        if not 0 < n_values <= mask.data.size // 2:
-            return None
-        zeros = T.zeros((n_values, *(x.shape[axis] for axis in range(mask.ndim, x.ndim))), x.dtype)
-        return [T.inc_subtensor(zeros[positions], T.switch(selects, x, T.zeros((), x.dtype)))]
+        if not inserts:
+            zeros = T.zeros((n_values, *(x.shape[axis] for axis in range(mask.ndim, x.ndim))), x.dtype)
+            return [T.inc_subtensor(zeros[positions], T.switch(selects, x, T.zeros((), x.dtype)))]
+        if value is not None:
+            values = T.constant(value)
+        elif isinstance(values, TensorConstant):
+            values = T.constant(data.same(values.data[positions.data]))
+        else:
+            values = values[positions]
+        return [T.switch(selects, T.cast(values, x.dtype), x)]
 
     return graph(expressions, by_rows)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from synkhronos._backends import (
     Variable,
     ancestors,
     known_lengths,
+    ops,
     retyped,
     shared,
 )
@@ -28,8 +30,9 @@ __all__ = ["LARGE", "NOT_SHOWN", "ModelData", "Scattered"]
 
 #: Constants of at least this many numbers count as data. They are no shapes: NumPy arrays have at most 64 dimensions.
 LARGE = 65
+_INDEXING = (ops.AdvancedSubtensor, ops.AdvancedIncSubtensor)
 #: Folders of which warnings and reports show no lines.
-NOT_SHOWN = (*LIBRARIES, FOLDER, synkhronos.__path__[0])
+NOT_SHOWN = (*LIBRARIES, *(os.path.join(folder, "") for folder in (FOLDER, synkhronos.__path__[0])))
 
 
 class Scattered:
@@ -132,8 +135,9 @@ class ModelData:
         self._made: dict[Any, Scattered | None] = {}
         self._arrays: dict[Any, np.ndarray] = {}
         density = model.logp()
-        constants = [one.data for one in ancestors([density]) if isinstance(one, TensorConstant)]
-        masks = [one for one in constants if one.dtype == bool and one.ndim > 1]
+        indexed = [one.owner for one in ancestors([density]) if one.owner and isinstance(one.owner.op, _INDEXING)]
+        indices = [node.inputs[-1] for node in indexed if isinstance(node.inputs[-1], TensorConstant)]
+        masks = [one.data for one in indices if one.dtype == "bool" and one.ndim > 1]
         self._shapes = {(int(mask.sum()),): mask.shape for mask in masks}  # of arrays with missing values
         observed = [model.rvs_to_values[one] for one in model.observed_RVs]
         self.n_rows = self._of_model = self._most(observed, [density]) if rows is None else rows
@@ -239,7 +243,7 @@ class ModelData:
 
     def warn_of_times(self, on_ranks: float, alone: float) -> None:
         """Warn once that an evaluation takes longer on all ranks than on the controller alone, in seconds."""
-        times = f"in {1e3 * alone:.2g} ms, and all ranks in {1e3 * on_ranks:.2g} ms"
+        times = f"in about {1e3 * alone:.2g} ms, and all ranks in {1e3 * on_ranks:.2g} ms"
         self._warn(
             "times",
             f"the controller alone evaluates the model {times}, so the controller does it. Models with more rows, "
