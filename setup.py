@@ -15,6 +15,11 @@ from setuptools.command.build_ext import build_ext  # isort: skip
 from setuptools.errors import CCompilerError, ExecError, PlatformError  # isort: skip
 from distutils.command.install_headers import install_headers  # isort: skip  (setuptools provides distutils)
 
+if sys.platform != "linux":
+    raise SystemExit(
+        f"synkhronos is for Linux, and this is {sys.platform}: install it in a Linux container or, on Windows, in WSL 2"
+    )
+
 FLAGS = ["-std=gnu11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 FLAGS += ["-ffp-contract=off"]  # fused multiply-adds would change the results on processors that have them
 

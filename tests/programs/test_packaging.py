@@ -121,6 +121,15 @@ def test_missing_headers_are_named(monkeypatch, tmp_path):
         build_core(setuptools.Distribution()).build_extensions()
 
 
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_other_systems_are_refused_in_one_sentence(monkeypatch, platform):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.platform", platform)
+    expected = f"synkhronos is for Linux, and this is {platform}: install it in a Linux container or, on Windows, in WSL 2"
+    with pytest.raises(SystemExit, match=f"^{expected}$"):
+        runpy.run_path("setup.py")
+
+
 def test_the_wheel_works_in_an_empty_environment(built, tmp_path):
     run(sys.executable, "-m", "venv", tmp_path / "env", directory=tmp_path)
     python = tmp_path / "env" / "bin" / "python"
