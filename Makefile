@@ -14,11 +14,12 @@
 # make coverage        run all tests on Theano and on PyTensor, and print which lines and branches they reach
 # make bench           compare with Theano, PyTorch and MPICH, and write docs/benchmarks.md   (ARGS="cnn mlp")
 # make bench-pytensor  the same on PyTensor, compared with PyTensor and PyMC alone
-# make lint            check style, types, docstrings and spelling
+# make lint            check style, types, docstrings, spelling, and workflows
 # make format          format the code, and fix what ruff can fix
 # make docs            build the documentation in docs/_build
 # make links           check the links to other sites
 # make wheel           build wheel and sdist into dist/
+# make release-check   build manylinux wheels for each Python here, and run README's programs from them; installs qemu
 # make clean           remove everything that these targets created
 #
 # ARGS is passed to the program. Each target first installs its dependencies in .venv. PYTHON=/path/to/python chooses the
@@ -27,7 +28,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pymc test-theano test-numba test-machines test-launchers test-opencl model exact-programs fuzz-sharding soak busy coverage bench bench-pytensor lint format docs links wheel clean
+.PHONY: help demo test test-pymc test-theano test-numba test-machines test-launchers test-opencl model exact-programs fuzz-sharding soak busy coverage bench bench-pytensor lint format docs links wheel release-check clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -140,6 +141,7 @@ lint: $(VENV)/with-lint
 	$(BIN)/mypy
 	$(BIN)/codespell
 	$(BIN)/python docs/check_docstrings.py
+	$(BIN)/actionlint
 
 format: $(VENV)/with-lint
 	$(BIN)/ruff check --fix .
@@ -152,9 +154,13 @@ docs: $(VENV)/with-docs
 links: $(VENV)/with-docs
 	$(BIN)/python -m sphinx -q -b linkcheck docs docs/_build/links
 
-wheel: $(VENV)/with-test
+wheel: $(VENV)/with-release
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
+
+release-check: $(VENV)/with-release
+	@$(check-qemu)
+	$(BIN)/python tests/helpers/release_check.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
@@ -218,6 +224,12 @@ endef
 define check-model
 missing=; \
 for command in gcc spin; do command -v $$command >/dev/null || missing="$$missing $$command"; done; \
+$(install-missing)
+endef
+
+define check-qemu
+missing=; \
+command -v qemu-x86_64-static >/dev/null || missing=qemu-user-static; \
 $(install-missing)
 endef
 

@@ -125,8 +125,8 @@ def test_missing_headers_are_named(monkeypatch, tmp_path):
 def test_other_systems_are_refused_in_one_sentence(monkeypatch, platform):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.platform", platform)
-    expected = f"synkhronos is for Linux, and this is {platform}: install it in a Linux container or, on Windows, in WSL 2"
-    with pytest.raises(SystemExit, match=f"^{expected}$"):
+    expected = f"^synkhronos is for Linux, and this is {platform}: install it in a Linux container or, .* WSL 2$"
+    with pytest.raises(SystemExit, match=expected):
         runpy.run_path("setup.py")
 
 

@@ -34,12 +34,34 @@ def test_workflows_run_targets_of_the_makefile(path):
     assert path.name != "tests.yml" or {"lint", "test", "demo"} <= set(targets)
 
 
+def supported_pythons():
+    return re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+
+
+def jobs_of(name):
+    return yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())["jobs"]
+
+
 def test_workflows_test_each_python_that_is_supported():
-    supported = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
+    supported, jobs = supported_pythons(), jobs_of("tests")
     assert jobs["test"]["strategy"]["matrix"]["python"] == supported
     with_theano = [version for version in supported if int(version.split(".")[1]) < 12]
     assert jobs["theano"]["strategy"]["matrix"]["python"] == with_theano
+
+
+def test_releases_have_wheels_for_each_python_and_processor_which_are_tried_before_they_are_published():
+    jobs = jobs_of("release")
+    uses = {name: [step.get("uses", "").split("@")[0] for step in job["steps"]] for name, job in jobs.items()}
+    assert "pypa/cibuildwheel" in uses["wheels"]
+    (arm,) = [runner for runner in jobs["wheels"]["strategy"]["matrix"]["runner"] if runner.endswith("-arm")]
+    assert jobs["try"]["strategy"]["matrix"]["runner"] == ["ubuntu-latest", arm]
+    images = jobs["try"]["strategy"]["matrix"]["image"]
+    assert [name for name in images if "python" in name] == [f"python:{one}-slim" for one in supported_pythons()]
+    assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
+    assert (jobs["publish"]["environment"]["name"], jobs["publish"]["permissions"]) == ("pypi", {"id-token": "write"})
+    assert jobs["publish"]["if"] == "github.ref_type == 'tag'"
+    assert uses["publish"][-1] == "pypa/gh-action-pypi-publish"
+    assert jobs["publish"]["steps"][-1]["with"]["attestations"] is True
 
 
 def hooks(stage):
