@@ -14,7 +14,7 @@
 # make coverage        run all tests on Theano and on PyTensor, and print which lines and branches they reach
 # make bench           compare with Theano, PyTorch and MPICH, and write docs/benchmarks.md   (ARGS="cnn mlp")
 # make bench-pytensor  the same on PyTensor, compared with PyTensor and PyMC alone
-# make lint            check style, types, docstrings, spelling, and workflows
+# make lint            check style, types, docstrings, spelling, workflows and Dockerfiles
 # make format          format the code, and fix what ruff can fix
 # make docs            build the documentation in docs/_build
 # make links           check the links to other sites
@@ -142,6 +142,7 @@ lint: $(VENV)/with-lint
 	$(BIN)/codespell
 	$(BIN)/python docs/check_docstrings.py
 	$(BIN)/actionlint
+	$(BIN)/hadolint docker/Dockerfile docker/mpijob.Dockerfile
 
 format: $(VENV)/with-lint
 	$(BIN)/ruff check --fix .

@@ -13,6 +13,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 from mpi_jobs import HELPERS, assert_nothing_left
 from namespace_hosts import SHELLS
 from process_state import wait_for_end
@@ -153,6 +154,37 @@ def test_by_ssh(hosts, program, mpi):
         wait_for_end([one.pid for one in ranks])
 
 
+@pytest.mark.parametrize(("mpi", "options"), [("MPICH", "-hosts"), ("MPICH", "-f"), ("Open MPI", "--host")])
+def test_the_documented_mpiexec(hosts, program, tmp_path, mpi, options):
+    python, variables = python_of(mpi)
+    (tmp_path / "hosts.txt").write_text("hosta\nhostb\n")
+    page = (ROOT / "docs" / "howto" / "mpiexec.md").read_text(encoding="utf-8")
+    (line,) = [line for line in re.findall(r"```sh\n(mpiexec .*)\n```", page) if f" {options} " in line]
+    paths = {"a,b": "hosta,hostb", "hosts.txt": str(tmp_path / "hosts.txt"), "train.py": program("sys.exit(7)")}
+    words = [{"mpiexec": MPIS[mpi][1], "python": python, **paths}.get(word, word) for word in line.split()]
+    code, out, err = finish(hosts.begin("hosta", *words, **variables))
+    assert (code, out) == (7, "2 ranks agree\n"), err
+    assert_nothing_left(hosts)
+
+
+def test_the_launcher_of_the_mpijob(hosts, program, tmp_path):
+    """The launcher's command starts a session over ssh, with the variables and the file of the MPI Operator."""
+    if SSHD is None:
+        pytest.skip("openssh-server is not installed here: make test-launchers")
+    python, _ = python_of("MPICH")
+    job = yaml.safe_load((ROOT / "docker" / "mpijob.yaml").read_text())
+    ((launcher,),) = [job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]]
+    names = {"mpiexec": MPIS["MPICH"][1], "python": python, "train.py": program("sys.exit(7)")}
+    (tmp_path / "hostfile").write_text("hosta:1\nhostb:1\n")
+    operator = {"HYDRA_HOST_FILE": f"{tmp_path}/hostfile", "HYDRA_LAUNCH_EXTRA_ARGS": "-o ConnectionAttempts=10"}
+    with ssh(hosts) as client:
+        variables = {**operator, **dict.fromkeys(SHELLS, client)}
+        command = [names.get(word, word) for word in launcher["command"]]
+        code, out, err = finish(hosts.begin("hosta", *command, **variables))
+    assert (code, out) == (7, "2 ranks agree\n"), err
+    assert_nothing_left(hosts)
+
+
 def test_slurm(hosts, program, tmp_path):
     """The documented batch script runs a session; ``srun`` without PMI, or with the wrong one, is an error."""
     missing = what_is_missing()
@@ -160,7 +192,7 @@ def test_slurm(hosts, program, tmp_path):
         pytest.skip(f"{missing} is not installed here: make test-launchers")
     python, _ = python_of("MPICH")
     script = program("sys.exit(7)")
-    page = (ROOT / "docs" / "howto" / "jobs.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto" / "slurm.md").read_text(encoding="utf-8")
     batch = next(block for block in re.findall(r"```sh\n(.*?)```", page, re.S) if "--hosts" in block)
     (tmp_path / "job.sh").write_text(batch.replace("script.py", script).replace("=16", "=1"))
     with Slurm(hosts) as slurm:

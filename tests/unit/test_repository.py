@@ -64,6 +64,19 @@ def test_releases_have_wheels_for_each_python_and_processor_which_are_tried_befo
     assert jobs["publish"]["steps"][-1]["with"]["attestations"] is True
 
 
+def test_the_mpijob_starts_a_process_in_each_worker_pod():
+    job = yaml.safe_load((ROOT / "docker" / "mpijob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
+    spec, replicas = job["spec"], job["spec"]["mpiReplicaSpecs"]
+    assert (spec["mpiImplementation"], spec["slotsPerWorker"]) == ("MPICH", 1)
+    assert spec["launcherCreationPolicy"] == "WaitForWorkersReady"
+    assert set(replicas) == {"Launcher", "Worker"}
+    (launcher,), (worker,) = (replicas[name]["template"]["spec"]["containers"] for name in ("Launcher", "Worker"))
+    assert launcher["command"][:5] == ["mpiexec", "-n", str(replicas["Worker"]["replicas"]), "-ppn", "1"]
+    assert worker["command"][0] == "/usr/sbin/sshd" and worker["readinessProbe"]["tcpSocket"]["port"] == 22
+    assert launcher["image"] == worker["image"]
+
+
 def hooks(stage):
     """Return the hooks of a stage of pre-commit."""
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
