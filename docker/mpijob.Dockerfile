@@ -2,7 +2,7 @@
 ARG BASE=synkhronos
 FROM ${BASE}
 
-# The operator mounts a key for ssh in each pod, readable by all its users, which sshd refuses by default.
+# The operator mounts the key for ssh in a folder that all users can write, which sshd refuses by default.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends openssh-client openssh-server \
     && rm -rf /var/lib/apt/lists/* && mkdir -p /run/sshd \
