@@ -1,8 +1,8 @@
-"""Build the sdist and a wheel for each Python of this machine, and run README's programs from them.
+"""Build the sdist and a wheel for each Python of this machine, and run README's program for both backends from them.
 
 1. A wheel is compiled from the sdist by zig, for the glibc of the images in which releases are compiled.
 2. ``auditwheel`` checks which versions of glibc it needs, and names it after them; ``twine`` checks its metadata.
-3. It is installed into an empty environment, in which README's programs run: on PyTensor without a compiler. If qemu is
+3. It is installed into an empty environment, in which README's program runs: on PyTensor without a compiler. If qemu is
    installed, a demo runs on emulated processors without AVX-512 and without AVX.
 
 ``make release-check`` does all of this. ``python release_check.py DIST`` needs no packages: it does the third step for
@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from page_programs import programs
+from page_programs import ON_BOTH, programs, serial_form
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = platform.machine()
@@ -31,10 +31,6 @@ ZIG = f"{sys.executable} -m ziglang cc -target {MACHINE}-linux-gnu.{GLIBC[0]}.{G
 #: Processors that qemu emulates: without any AVX, and with AVX2.
 PROCESSORS = {"x86_64": ("Nehalem", "Haswell-noTSX")}.get(MACHINE, ())
 QEMU = shutil.which(f"qemu-{MACHINE}-static")
-
-#: README's program is for Theano. On PyTensor, it takes Theano's names from the module that tests use for that.
-THEANO = "import theano\nimport theano.tensor as T\n"
-PYTENSOR = "from pytensor_as_theano import T, theano\n"
 
 #: Environment variables that would change what is installed or computed.
 HIDDEN = ("PYTHON", "VIRTUAL_ENV", "THEANO", "PYTENSOR", "SYNKHRONOS", "OPENBLAS", "OMP_", "CFLAGS", "LDFLAGS")
@@ -119,33 +115,16 @@ def build_wheel(sdist, python, output):
         return Path(shutil.move(str(wheel), str(output))), needed
 
 
-def readme_programs(on_theano):
-    """Return README's programs for a backend: lists of programs that print the same, each with its expected output."""
+def run_readme(installed, folder, environment):
+    """Run README's program for both backends, and compare what it prints with its serial form."""
     path = ROOT / "README.md"
-    found = programs(path, path.name, on_theano)
-    if not found and not on_theano:
-        theano = programs(path, path.name, True).items()
-        found = {name: [code.replace(THEANO, PYTENSOR), output] for name, (code, output) in theano if THEANO in code}
-    groups = {}
-    for name, program in found.items():
-        groups.setdefault(name.split(":")[1], []).append(program)
-    if not groups:
-        raise SystemExit("README.md has no program for " + ("Theano" if on_theano else "PyTensor"))
-    return list(groups.values())
-
-
-def run_readme(installed, on_theano, folder, environment):
-    """Run README's programs, and compare what they print."""
-    shutil.copy(ROOT / "tests" / "helpers" / "pytensor_as_theano.py", folder)
-    for group in readme_programs(on_theano):
-        printed = set()
-        for code, output in group:
-            (folder / "program.py").write_text(code, encoding="utf-8")
-            printed.add(run(installed, "program.py", folder=folder, **environment))
-            if output:
-                printed.add(output)
-        if len(printed) != 1 or printed == {""}:
-            raise SystemExit("README's programs did not print what they should:\n" + "\n".join(printed))
+    (code,) = [code for code, _, mark in programs(path, path.name, True).values() if mark == ON_BOTH]
+    printed = []
+    for one in (serial_form(code), code):
+        (folder / "program.py").write_text(one, encoding="utf-8")
+        printed.append(run(installed, "program.py", folder=folder, **environment))
+    if len(set(printed)) != 1 or not printed[0]:
+        raise SystemExit("README's program did not print what its serial form prints:\n" + "\n".join(printed))
 
 
 def try_wheel(wheel, python):
@@ -169,8 +148,8 @@ def try_wheel(wheel, python):
         environment = {"HOME": name}  # compiled code is cached there
         if not on_theano:
             environment["PATH"] = f"{name}/nothing"
-        run_readme(installed, on_theano, folder, environment)
-        yield f"README's programs on {'Theano' if on_theano else 'PyTensor without a compiler'}: {seconds()}"
+        run_readme(installed, folder, environment)
+        yield f"README's program on {'Theano' if on_theano else 'PyTensor without a compiler'}: {seconds()}"
         # by default, Theano would compile for the real processor; numba would compile for minutes
         environment["THEANO_FLAGS"] = f"gcc.cxxflags=-march=x86-64,base_compiledir={name}/emulated"
         environment["PYTENSOR_FLAGS"] = "linker=py,cxx="
