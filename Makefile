@@ -19,7 +19,7 @@
 # make docs            build the documentation in docs/_build
 # make links           check the links to other sites
 # make wheel           build wheel and sdist into dist/
-# make release-check   build manylinux wheels for each Python here, and run README's programs from them; installs qemu
+# make release-check   build manylinux wheels for each Python here, and run README's program from them; installs qemu
 # make clean           remove everything that these targets created
 #
 # ARGS is passed to the program. Each target first installs its dependencies in .venv. PYTHON=/path/to/python chooses the
@@ -141,7 +141,7 @@ lint: $(VENV)/with-lint
 	$(BIN)/mypy
 	$(BIN)/codespell
 	$(BIN)/python docs/check_docstrings.py
-	$(BIN)/actionlint
+	$(BIN)/actionlint .github/workflows/pages.yml .github/workflows/release.yml .github/workflows/tests.yml
 	$(BIN)/hadolint docker/Dockerfile docker/mpijob.Dockerfile
 
 format: $(VENV)/with-lint

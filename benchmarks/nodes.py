@@ -1,4 +1,4 @@
-"""Several machines.
+"""Several nodes.
 
 Two hosts are network namespaces of one machine. Each has its own name, address and shared memory, and all hosts
 together have two cores. The link between them is as fast as these cores allow, or limited to 1 Gbit/s in each direction

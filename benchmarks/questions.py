@@ -54,7 +54,8 @@ NAMES |= {name: (f"nutpie's function, {name}", name) for name in ("PyMC alone", 
 QUESTIONS = (
     Question(
         "Is it faster than threads, and than PyTorch?",
-        "Milliseconds of a training step on two cores: one process with threads, two processes of DDP, two ranks.",
+        "Milliseconds of a training step on two cores: one process with threads, two processes of DDP, exact functions "
+        "on two ranks.",
         Times(
             [
                 ("cnn", "Step of 500 images", "CNN of the MNIST demo, 500 images"),
@@ -66,8 +67,8 @@ QUESTIONS = (
     ),
     Question(
         "Does it become slower with few rows?",
-        "The time of a call on two ranks, whose plan is chosen by cost, divided by that of Theano with two threads of "
-        "BLAS.",
+        "The time of a call of an exact function on two ranks, whose plan is chosen by cost, divided by that of Theano "
+        "with two threads of BLAS. `mlp` is a step with 784-800-800-10 units, `tiny` a function of a few numbers.",
         Ratios("plans", r"plans/([a-z-]+)-(\d+)"),
     ),
     Question(
@@ -120,7 +121,7 @@ QUESTIONS = (
     ),
     Question(
         "What does a call cost?",
-        "Microseconds of a call of a function that does nearly nothing.",
+        "Microseconds of a call of a function that does nearly nothing. Eight ranks share two cores.",
         Times([("call", "(.*)", r"\1")], ["Theano", "Synkhronos, 2 ranks", "Synkhronos, 8 ranks"]),
     ),
 )

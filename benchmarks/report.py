@@ -15,7 +15,7 @@ HEAD = """# Benchmarks
 
 Written by `make bench`; do not edit. Each row was measured in one run on one machine, its contestants in turns, each
 in processes of its own. The numbers are medians. Below each table, a link leads to the method, the machine, quartiles,
-targets, and what falls short.
+targets, and what falls short. Empty cells were not measured.
 """
 TAIL = """
 ## All measurements
@@ -86,10 +86,10 @@ def make_page(results: dict[str, list[Result]], folder: str) -> str:
         if len(rows) > 1:
             lines += [f"## {question.title}", "", question.method, "", *_lines(rows), ""]
             links = [f"[{one.title}]({folder}/{anchor(one.processor)}.md#{anchor(one.title)})" for one in shown]
-            lines += [
-                f"{', '.join(links)}. Measured on {' and '.join(dict.fromkeys(one.processor for one in shown))}.",
-                "",
-            ]
+            processors = " and ".join(dict.fromkeys(one.processor for one in shown))
+            busy = max(one.environment.get("busy", 0) for one in shown)
+            warning = f" The machine was {busy} % busy with other work before the start." if busy > BUSY else ""
+            lines += [f"{', '.join(links)}. Measured on {processors}.{warning}", ""]
     lines.append(TAIL)
     lines += [f"- [{processor}]({folder}/{anchor(processor)}.md)" for processor in sorted(results)]
     toctree = [f"{folder}/{anchor(processor)}" for processor in sorted(results)]

@@ -1,9 +1,9 @@
 """Build the sdist and a wheel for each Python of this machine, and run README's program for both backends from them.
 
-1. A wheel is compiled from the sdist by zig, for the glibc of the images in which releases are compiled.
+1. zig compiles a wheel from the sdist, for the glibc of the images in which releases are compiled.
 2. ``auditwheel`` checks which versions of glibc it needs, and names it after them; ``twine`` checks its metadata.
-3. It is installed into an empty environment, in which README's program runs: on PyTensor without a compiler. If qemu is
-   installed, a demo runs on emulated processors without AVX-512 and without AVX.
+3. pip installs it into an empty environment, in which README's program for both backends runs: on PyTensor without a
+   compiler. If qemu is installed, a demo runs on emulated processors without AVX-512 and without AVX.
 
 ``make release-check`` does all of this. ``python release_check.py DIST`` needs no packages: it does the third step for
 this Python, with the wheel in the folder DIST.
@@ -140,7 +140,8 @@ def try_wheel(wheel, python):
     with tempfile.TemporaryDirectory(prefix="synkhronos-try-") as name:
         folder = Path(name)
         installed = make_environment(python, folder / "env")
-        run(installed, "-m", "pip", "install", "--quiet", wheel, folder=folder)
+        binary = () if on_theano or version_of(python) >= (3, 14) else ("--only-binary", ":all:")  # posix_ipc lacks one
+        run(installed, "-m", "pip", "install", "--quiet", *binary, wheel, folder=folder)
         place = run(installed, "-c", "import synkhronos; print(synkhronos.__file__)", folder=folder)
         if name not in place:
             raise SystemExit(f"synkhronos was imported from {place}")
@@ -169,6 +170,8 @@ def check_all(output):
     sdist = build_sdist(output)
     print(f"{sdist.name}: {sdist.stat().st_size / 1e6:.1f} MB", flush=True)
     pythons = find_pythons()
+    if not pythons:
+        raise SystemExit("release_check: found no Python 3.9 to 3.14; install one, with its headers")
     for python in pythons.values():
         wheel, needed = build_wheel(sdist, python, output)
         print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB, needs {needed}", flush=True)
@@ -177,6 +180,8 @@ def check_all(output):
     run(sys.executable, "-m", "twine", "check", "--strict", *sorted(output.iterdir()), folder=output)
     names = ", ".join(f"{major}.{minor}" for major, minor in pythons)
     print(f"Python {names}: all checks passed in {(time.monotonic() - begin) / 60:.0f} minutes; files are in {output}")
+    others = [f"3.{minor}" for minor in range(9, 15) if (3, minor) not in pythons]
+    print("Not tried: " + ", ".join([*(f"Python {one}" for one in others), f"processors other than {MACHINE}"]))
 
 
 def main():

@@ -37,7 +37,7 @@ def built(tmp_path_factory):
     pytest.importorskip("build")
     source = tmp_path_factory.mktemp("source") / "synkhronos"
     left_out = shutil.ignore_patterns(
-        ".git", ".venv", ".venv-bench", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", "data"
+        ".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", "data"
     )
     shutil.copytree(ROOT, source, ignore=left_out)
     output = tmp_path_factory.mktemp("built")

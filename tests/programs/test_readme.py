@@ -48,6 +48,7 @@ def test_program(name, tmp_path):
     code, output, _ = PROGRAMS[name]
     if name.startswith("README.md"):
         for old, new in SHORTER.items():
+            assert old in code
             code = code.replace(old, new)
     printed = run(code, tmp_path)
     assert not output or printed == output
