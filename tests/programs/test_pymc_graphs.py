@@ -109,6 +109,7 @@ def test_masks_of_the_program(synchronize, share):
         mu = T.inc_subtensor(mu[mask], b[2], ignore_duplicates=True)
         mu = T.inc_subtensor(mu[mask], b[2])
         mu = T.set_subtensor(mu[~mask], 2.0)
+        mu = T.set_subtensor(mu[mask & (np.arange(N) > 9)], b[2])
         pm.Normal("y", mu, 1, observed=draws(N, seed=2))
     check(model, [0.3 * draws(3, seed=seed) for seed in range(2)])
 

@@ -149,7 +149,8 @@ class Builder:
             return of_points(exact)
 
         own = lambda: of_points(plain(**asked))  # noqa: E731
-        warn = self._data.warn_of_times if results[0].ndim == 0 else None  # a log-probability, with its gradient or not
+        is_density = bool(results) and results[0].ndim == 0
+        warn = self._data.warn_of_times if is_density else None
         return ModelFunction(divided(), scattered, of_all_rows, own, many=many if conditions else None, warn=warn)
 
 

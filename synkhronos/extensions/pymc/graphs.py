@@ -312,7 +312,7 @@ def missing_by_rows(expressions: Sequence[Any], data: ModelData, graph: Callable
         if n_values == 0 and inserts:
             return [x]
         values = inputs[1]
-        value = constant_value(values) if inserts else None
+        value = None if not inserts else values if values.ndim == 0 else constant_value(values)
         if not inserts:
             fits = 0 < n_values <= mask.data.size // 2
         else:
@@ -326,7 +326,7 @@ def missing_by_rows(expressions: Sequence[Any], data: ModelData, graph: Callable
             zeros = T.zeros((n_values, *(x.shape[axis] for axis in range(mask.ndim, x.ndim))), x.dtype)
             return [T.inc_subtensor(zeros[positions], T.switch(selects, x, T.zeros((), x.dtype)))]
         if value is not None:
-            values = T.constant(value)
+            values = T.as_tensor_variable(value)
         elif isinstance(values, TensorConstant):
             values = T.constant(data.same(values.data[positions.data]))
         else:
