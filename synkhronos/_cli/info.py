@@ -132,9 +132,8 @@ def _packages(search_path: Sequence[str], answers: Mapping[str, Answer], engine:
         elif module == engine.module and answers["engine"].error:
             state, note, remedy = UNUSABLE, answers["engine"].error, ""
         elif module == "mpi4py":
-            state, note = (
-                (OPTIONAL, answers["mpi"].error) if answers["mpi"].error else (OK, answers["mpi"].record["library"])
-            )
+            error = answers["mpi"].error
+            state, note = (OPTIONAL, error) if error else (OK, answers["mpi"].record["library"])
             remedy = remedies.pip("mpich")
         parts.append(Part("cpu", name, state, version, path, note, remedy))
     return parts
