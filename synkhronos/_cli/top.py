@@ -143,6 +143,7 @@ def top(once: bool, seconds: float = 1.0) -> int:
     try:
         from rich.live import Live
         from rich.table import Table
+        from rich.text import Text
     except ImportError:
         sys.stderr.write("synkhronos top: the live view needs rich (pip install rich); or give --once\n")
         return 1
@@ -150,7 +151,7 @@ def top(once: bool, seconds: float = 1.0) -> int:
         while sessions:
             table = Table(*_HEAD, caption=_OTHERS if has_others(sessions) else None)
             for line in measure(sessions, seconds):
-                table.add_row(*line)
+                table.add_row(*map(Text, line))  # brackets in a name are no markup
             live.update(table, refresh=True)
             sessions = find_sessions()
     return 0

@@ -120,7 +120,8 @@ def test_live_view_follows_a_session_until_ctrl_c():
                 seen.append(os.read(terminal, 1 << 16).decode(errors="replace"))
             return len(re.findall(rf"{process.pid} .*1 .*waits for a command .*100 %", "".join(seen)))
 
-        wait_for(lambda: tables() >= 2, "a second table")
+        wait_for(lambda: tables() >= 2 or view.poll() is not None, lambda: f"a second table:\n{''.join(seen)}")
+        assert view.poll() is None, "".join(seen)
         assert re.search("session.*rank.*pid.*doing.*waiting.*memory", "".join(seen))
         view.send_signal(signal.SIGINT)
         assert view.wait(30) == 0
@@ -140,8 +141,10 @@ def test_live_view_ends_with_the_last_session(monkeypatch, capsys, synchronize):
     synchronize(2)
     looks = [own_session(), own_session(), []]
     monkeypatch.setattr(_top, "find_sessions", lambda: looks.pop(0))
+    monkeypatch.setattr(_top, "program_of", lambda command: "a[/b].py")
     assert _top.top(once=False, seconds=0.01) == 0
-    assert "0 controller" in capsys.readouterr().out and looks == []
+    shown = capsys.readouterr().out
+    assert "0 controller" in shown and "a[/b].py" in shown and looks == []
 
 
 def test_without_a_session_it_prints_a_message(monkeypatch, capsys):
