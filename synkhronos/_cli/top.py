@@ -149,9 +149,11 @@ def top(once: bool, seconds: float = 1.0) -> int:
         return 1
     with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
         while sessions:
-            table = Table(*_HEAD, caption=_OTHERS if has_others(sessions) else None)
+            table = Table(caption=_OTHERS if has_others(sessions) else None, box=None, padding=(0, 2, 0, 0))
+            for head in _HEAD:
+                table.add_column(head, no_wrap=head != _HEAD[-1])  # a terminal of 80 columns shortens the program alone
             for line in measure(sessions, seconds):
-                table.add_row(*map(Text, line))  # brackets in a name are no markup
+                table.add_row(*(Text(cell, overflow="ellipsis", no_wrap=True) for cell in line))  # no markup in names
             live.update(table, refresh=True)
             sessions = find_sessions()
     return 0

@@ -108,9 +108,9 @@ def test_live_view_follows_a_session_until_ctrl_c():
         assert process.stdout.readline() == "ready\n"
         terminal, its_end = pty.openpty()
         os.set_blocking(terminal, False)
-        fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("4H", 40, 120, 0, 0))
+        fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
         command = [sys.executable, "-m", "synkhronos", "top"]
-        environment = {**os.environ, "TERM": "xterm"}
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
         view = subprocess.Popen(command, stdin=its_end, stdout=its_end, stderr=its_end, cwd=ROOT, env=environment)
         os.close(its_end)
         seen = []
