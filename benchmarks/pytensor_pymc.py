@@ -1,9 +1,9 @@
 """Evaluations of PyMC models.
 
 The log-probability and its gradient of five models, in float64, in the function that PyMC's own samplers evaluate, and
-in that which nutpie evaluates, for one point. Each is divided by rows on two ranks, on one rank, or computed by PyMC
-alone, in PyTensor's default mode, with one thread of BLAS in each process. (With the default plan, models that one
-process evaluates faster are not divided.) JAX, whose functions numpyro and blackjax evaluate, has two threads.
+in that which nutpie evaluates, for one point: in `parallel(model)` on two ranks and on one, and in PyMC alone, in
+PyTensor's default mode, with one thread of BLAS in each process. The plan is the default one: models that one process
+evaluates faster are not divided. JAX, whose functions numpyro and blackjax evaluate, has two threads.
 """
 
 from __future__ import annotations

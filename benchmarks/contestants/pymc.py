@@ -21,12 +21,15 @@ def of_pymc(model, point):
 
 
 def of_nutpie(model, point):
-    """Return a call of the function that nutpie evaluates."""
+    """Return a call of the function that nutpie evaluates; of a divided model, that which one chain is given."""
     import nutpie
 
     compiled = nutpie.compile_pymc_model(model)
-    if not hasattr(compiled.compiled_logp_func, "ctypes"):  # divided: a function of several points
-        return lambda: compiled.logp_func(point[None])
+    if hasattr(compiled, "own"):
+        faster = compiled.own.if_faster(compiled.logp_func, point, 1)
+        if faster is None:
+            return lambda: compiled.logp_func(point[None])
+        compiled, _ = faster
     code, data = compiled.compiled_logp_func.ctypes, compiled.user_data.ctypes.data
     arrays = [array.ctypes.data_as(_DOUBLES) for array in (point, np.empty_like(point), np.empty(1))]
     return lambda: (code(len(point), *arrays, data), arrays, compiled)
@@ -49,7 +52,7 @@ def make(ranks=0, graph="pymc"):
     if ranks:
         from synkhronos.extensions.pymc import parallel
 
-        synk.fork(ranks, plan="rows")
+        synk.fork(ranks)
     current = {}
 
     def run(name, rows):

@@ -32,6 +32,8 @@ from synkhronos._sharding.placements import typed
 #: Bytes of a block: its rows, and the intermediate values that are needed at once. A core has 1 to 2 MiB of private
 #: cache.
 _BYTES = 1 << 20
+#: Least size of a block, relative to the values that are combined, which are set to zero and added for each block.
+_TIMES_TOTALS = 4
 
 #: How the values of two blocks are combined, for the op of an all-reduce.
 _COMBINE = {"sum": T.add, "prod": T.mul, "max": T.maximum, "min": T.minimum}
@@ -145,7 +147,9 @@ def _accumulated(
         if one in used
     )
     n_bytes += _intermediate_bytes(entering, with_rows)
-    size = T.maximum(T.constant(_BYTES, dtype="int64") // T.maximum(n_bytes, 1), 1)
+    of_totals = sum(_known_bytes(one) for one in entering if None not in known_lengths(one))
+    of_block = T.constant(max(_BYTES, _TIMES_TOTALS * of_totals), dtype="int64")
+    size = T.maximum(of_block // T.maximum(n_bytes, 1), 1)
     n_values = next(iter(stacks.values())).shape[0] if stacks else T.constant(1, dtype="int64")
 
     def block(number: Any, entry: Any, size: Any, inner: Sequence[Any]) -> list[Any]:
@@ -210,7 +214,7 @@ def _identity(op: str, dtype: str) -> Any:
 def _intermediate_bytes(entering: Sequence[Any], with_rows: set[Any]) -> int:
     """Return the bytes per row of the values that are needed at once, at most, to compute some values.
 
-    Lengths that the types do not state count as 1.
+    The number of rows is not stated by types; other lengths that they do not state count as 1.
     """
     nodes = list(io_toposort([], entering))
     last_use = {one: i for i, node in enumerate(nodes) for one in node.inputs}
@@ -218,13 +222,17 @@ def _intermediate_bytes(entering: Sequence[Any], with_rows: set[Any]) -> int:
     most = 0
     for i, node in enumerate(nodes):
         for one in () if getattr(node.op, "view_map", None) else node.outputs:
-            if one in with_rows and isinstance(one.type, TensorType):
-                present[one] = int(np.dtype(one.dtype).itemsize) * math.prod(n or 1 for n in known_lengths(one))
+            if one in with_rows and isinstance(one.type, TensorType) and None in known_lengths(one):
+                present[one] = _known_bytes(one)
         most = max(most, sum(present.values()))
         for one in node.inputs:
             if last_use[one] == i:
                 present.pop(one, None)
     return most
+
+
+def _known_bytes(one: Any) -> int:
+    return int(np.dtype(one.dtype).itemsize) * math.prod(n or 1 for n in known_lengths(one))
 
 
 def _replicated_tensors(entering: Sequence[Any], with_rows: set[Any]) -> list[Any]:

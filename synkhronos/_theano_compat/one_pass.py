@@ -306,6 +306,11 @@ def _leaves_and_returns(nodes: set[Any]) -> bool:
     return False
 
 
+def _copy_traces(old: Iterable[Any], new: Iterable[Any]) -> None:
+    for pair in zip(old, new):  # one by one: given lists, each output would get the traces of all
+        copy_stack_trace(*pair)
+
+
 class _Group(Rewrite):
     """Rewrite that computes the updates of a variable, and of the state that belongs to it, by one `OnePass`.
 
@@ -330,7 +335,7 @@ class _Group(Rewrite):
             made = _made(sorted(group, key=order.__getitem__))
             if made is not None:
                 olds, news = made
-                copy_stack_trace(olds, news)
+                _copy_traces(olds, news)
                 # an operation that works in place already may have to run between two of the group
                 with contextlib.suppress(InconsistencyError):
                     fgraph.replace_all_validate(list(zip(olds, news)), reason=_NAME)
@@ -375,7 +380,7 @@ class _Overwrite(Rewrite):
 
     def _try(self, fgraph: Any, node: Any, pairs: list[tuple[int, int]]) -> Any:
         outputs = OnePass(node.op.steps, node.op.returned, tuple(pairs))(*node.inputs, return_list=True)
-        copy_stack_trace(node.outputs, outputs)
+        _copy_traces(node.outputs, outputs)
         try:
             fgraph.replace_all_validate(list(zip(node.outputs, outputs)), reason=_NAME)
         except InconsistencyError:

@@ -355,7 +355,7 @@ def errors_of_measurement():
     pm.Normal("y", pm.Normal("b0") + pm.Normal("b") * x, pm.HalfNormal("s"), observed=LINE)
 
 
-@model(GATHERED, "missing values are parameters of some rows")
+@model()
 def missing_outcomes():
     y = LINE + draws(N)
     y[::9] = np.nan

@@ -164,7 +164,7 @@ MODELS = [
     *(ordered, categorical, truncated, zero_inflated),
 ]
 #: Models for which ranks gather rows of values or gradients. For all other models, ranks only add sums.
-GATHERED = {gaussian_process, missing, latent}
+GATHERED = {gaussian_process, latent}
 
 
 @functools.cache

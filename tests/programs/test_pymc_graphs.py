@@ -10,6 +10,7 @@ pm = pytest.importorskip("pymc", reason="PyMC is not installed")
 
 from pymc.exceptions import ImputationWarning  # noqa: E402
 
+from synkhronos._sharding import blocking  # noqa: E402
 from synkhronos.extensions.pymc import parallel  # noqa: E402
 
 N = 71
@@ -96,6 +97,50 @@ def test_missing_covariates_are_inserted_by_rows(synchronize, make, n_columns, n
         assert collectives(divided) == {"all-reduce (sum)"}
 
 
+@pytest.mark.parametrize(
+    ("shape", "share", "n_ranks"),
+    [*(((N,), 0.1, n) for n in (1, 2, 3, 5)), ((N,), 0.6, 2), ((N,), 1, 2), ((N, 2), 0.3, 2), ((N, 2), 0.7, 3)],
+)
+def test_outcomes_of_which_some_are_missing_are_computed_by_rows(synchronize, shape, share, n_ranks):
+    """The missing ones are positive parameters, so they have a transform; scales differ between rows."""
+    synchronize(n_ranks)
+    y = np.exp(draws(*shape, seed=2))
+    y[np.random.default_rng(3).random(shape) < share] = np.nan
+    n_missing = np.isnan(y).sum()
+    groups = np.arange(N) % 4
+    with pm.Model() as model, pytest.warns(ImputationWarning):
+        a = pm.Normal("a", shape=(4, *shape[1:]))
+        rate = a[groups] + T.dot(draws(N, 3), pm.Normal("b", shape=(3, *shape[1:])))
+        pm.LogNormal("y", rate, T.exp(0.1 * rate), observed=y)
+    n_parameters = 7 * (2 if len(shape) > 1 else 1) + n_missing
+    divided = check(model, [0.3 * draws(n_parameters, seed=seed) for seed in range(2)])
+    if n_missing != N:  # otherwise indices of the missing values count as rows
+        assert collectives(divided) == {"all-reduce (sum)", "all-reduce (min)"}  # the latter for checks
+        assert max(one.meeting for one in divided.partition) == 1
+
+
+def test_what_a_mask_selects_in_other_computations(synchronize):
+    """Maxima, products, parts and pairs of what masks select, and selected values that are inserted elsewhere."""
+    synchronize(2)
+    mask = np.random.default_rng(3).random(N) < 0.3
+    other = np.roll(mask, 1)
+    weights = draws(int(mask.sum()), seed=1)
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=4)
+        z = pm.Normal("z", shape=N)
+        mu = T.dot(draws(N, 4), b) + z
+        some, rest, moved = mu[mask], mu[~mask], mu[other]
+        pm.Potential("sums", -(weights * some**2).sum() - T.sqr(rest).sum() / 9)
+        pm.Potential("others", -(some.max() ** 2) - T.dot(weights, some) ** 2 - some[:3].sum() ** 2)
+        pm.Potential("pairs", -T.sqr(some - moved).sum() - T.sqr(some * b[0] + weights).prod() ** 0.1)
+        pm.Potential("cumulated", -T.sqr(T.cumsum(some)).sum() / 99 - T.sqr(mu[mask][:, None] * b).sum())
+        mu = T.set_subtensor(mu[mask], T.exp(some) * weights)
+        mu = T.inc_subtensor(mu[other], moved)
+        mu = T.inc_subtensor(mu[~mask], b[1])
+        pm.Normal("y", mu, 1, observed=draws(N, seed=2))
+    check(model, [0.1 * draws(N + 4, seed=seed) for seed in range(2)])
+
+
 @pytest.mark.parametrize("share", [0, 0.1, 1])
 def test_masks_of_the_program(synchronize, share):
     """Values that are set, with the mask of all rows and of none, are chosen by rows; what is added is gathered."""
@@ -112,6 +157,24 @@ def test_masks_of_the_program(synchronize, share):
         mu = T.set_subtensor(mu[mask & (np.arange(N) > 9)], b[2])
         pm.Normal("y", mu, 1, observed=draws(N, seed=2))
     check(model, [0.3 * draws(3, seed=seed) for seed in range(2)])
+
+
+@pytest.mark.parametrize(("n_groups", "least", "most"), [(9, 5, 20), (9000, 1, 2)])
+def test_blocks_are_larger_than_the_sums_of_many_groups(synchronize, monkeypatch, n_groups, least, most):
+    """For each block, the gradients of all groups are set to zero and added."""
+    synchronize(2)
+
+    def limited(step, initial, n, values):
+        n = theano.raise_op.Assert("the number of blocks")(n, T.ge(n, least), T.le(n, most))
+        return accumulated(step, initial, n, values)
+
+    accumulated = blocking.accumulated
+    monkeypatch.setattr(blocking, "accumulated", limited)
+    monkeypatch.setattr(blocking, "_BYTES", 45_000)
+    with pm.Model() as model:
+        effects = pm.Normal("effects", shape=n_groups)
+        pm.Normal("y", effects[np.arange(18_000) % n_groups] + pm.Normal("b"), observed=draws(18_000))
+    check(model, [0.3 * draws(n_groups + 1)])
 
 
 def test_a_function_of_other_data_does_not_change_later_ones(synchronize):

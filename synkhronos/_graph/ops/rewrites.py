@@ -14,6 +14,7 @@ values of the condition.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._backends import (
@@ -63,8 +64,13 @@ class _Join(Rewriter):
                 *[x for node in nodes for x in node.inputs], return_list=True
             )
             outputs = [y for node in nodes for y in node.outputs]
-            copy_stack_trace(outputs, joined)
+            _copy_traces(outputs, joined)
             fgraph.replace_all_validate(list(zip(outputs, joined)), reason="join collectives")
+
+
+def _copy_traces(old: Sequence[Any], new: Sequence[Any]) -> None:
+    for pair in zip(old, new):  # one by one: given lists, each output would get the traces of all
+        copy_stack_trace(*pair)
 
 
 def _always_computed(fgraph: Any) -> set[Any]:
@@ -98,7 +104,7 @@ class _WorkInPlace(Rewriter):
     def _try(self, fgraph: Any, node: Any, places: list[int]) -> Any:
         op = Collective(node.op.ops, tuple(places), node.op.number, node.op.labels)
         outputs = op(*node.inputs, return_list=True)
-        copy_stack_trace(node.outputs, outputs)
+        _copy_traces(node.outputs, outputs)
         try:
             fgraph.replace_all_validate(list(zip(node.outputs, outputs)), reason="collectives in place")
         except InconsistencyError:

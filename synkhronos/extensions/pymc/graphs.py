@@ -7,7 +7,7 @@ import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -295,45 +295,157 @@ def lengths_computed(expressions: Sequence[Any], data: ModelData, graph: Callabl
 
 
 def missing_by_rows(expressions: Sequence[Any], data: ModelData, graph: Callable[..., list[Any]]) -> list[Any]:
-    """Replace values that a mask of the rows inserts or picks by expressions that each rank computes from its rows.
+    """Replace what is computed for the rows that a constant mask selects by expressions that each rank computes.
 
-    PyMC inserts the parameters for missing values of a covariate with a mask, and picks their gradient.
+    PyMC inserts the parameters for missing values of a covariate with a mask, and picks the expectations of the rows
+    with and without an outcome. What is computed from these element by element is computed for all rows in their place;
+    the mask then selects the terms of sums, and the values that are inserted.
+    """
+    selections = _Selections(expressions, data)
+    return list(map(selections.selected, graph(expressions, selections.by_rows)))
+
+
+class _Mask(NamedTuple):
+    """A constant mask of rows, or of their entries.
+
+    Attributes
+    ----------
+    selects : constant of Booleans
+    positions : constant of int64
+        The position of each entry in the selected values; of one that is not selected, that of the last one before it.
+    n_values : int
+        The number of selected values.
     """
 
-    def by_rows(node: Any, inputs: list[Any]) -> Any:
-        inserts = isinstance(node.op, ops.AdvancedIncSubtensor)
-        if not (inserts or isinstance(node.op, ops.AdvancedSubtensor)) or (inserts and not node.op.set_instead_of_inc):
-            return None
-        x, (mask, *others) = inputs[0], ops.advanced_index(inputs[inserts:], node.op)
-        is_mask = isinstance(mask, TensorConstant) and mask.dtype == "bool" and data.axis(mask) == 0
-        if others or not is_mask or tuple(known_lengths(x)[: mask.ndim]) != mask.data.shape:
-            return None
-        n_values = int(mask.data.sum())
-        if n_values == 0 and inserts:
-            return [x]
-        values = inputs[1]
-        value = None if not inserts else values if values.ndim == 0 else constant_value(values)
-        if not inserts:
-            fits = 0 < n_values <= mask.data.size // 2
-        else:
-            fits = values.ndim == x.ndim - mask.ndim + 1 and known_lengths(values)[0] == n_values
-        if not fits and value is None:
-            return None
-        numbers = np.cumsum(mask.data).reshape(mask.data.shape)  # of the values that the mask selects, from 1 on
-        positions = T.constant(data.same(np.maximum(numbers - 1, 0)))
-        selects = mask.dimshuffle([*range(mask.ndim), *["x"] * (x.ndim - mask.ndim)])
-        if not inserts:
-            zeros = T.zeros((n_values, *(x.shape[axis] for axis in range(mask.ndim, x.ndim))), x.dtype)
-            return [T.inc_subtensor(zeros[positions], T.switch(selects, x, T.zeros((), x.dtype)))]
-        if value is not None:
-            values = T.as_tensor_variable(value)
-        elif isinstance(values, TensorConstant):
-            values = T.constant(data.same(values.data[positions.data]))
-        else:
-            values = values[positions]
-        return [T.switch(selects, T.cast(values, x.dtype), x)]
+    selects: Any
+    positions: Any
+    n_values: int
 
-    return graph(expressions, by_rows)
+    def choose(self, values: Any, other: Any) -> Any:
+        """Return the values where the mask selects them, and ``other`` elsewhere."""
+        further = values.ndim - self.selects.ndim
+        return T.switch(self.selects.dimshuffle([*range(self.selects.ndim), *["x"] * further]), values, other)
+
+
+#: What does not change the result of a reduction.
+_NEUTRAL = {scalar.Add: 0, scalar.Mul: 1, scalar.AND: True}
+
+
+class _Selections:
+    """The values that are computed from what masks of the rows select, and their replacements for all rows.
+
+    Parameters
+    ----------
+    expressions : list of variables
+    data : ModelData
+    """
+
+    def __init__(self, expressions: Sequence[Any], data: ModelData) -> None:
+        self._data = data
+        self._masks: dict[int, _Mask] = {}
+        self._found: dict[Any, tuple[_Mask, Any]] = {}  # mask and replacement, by selected values
+        self._selected: dict[Any, Any] = {}
+        masks = [self._mask(one) for one in ancestors(list(expressions))]
+        self._by_number = {mask.n_values: mask for mask in masks if mask is not None}
+
+    def by_rows(self, node: Any, inputs: list[Any]) -> list[Any] | None:
+        """Return replacements of an Apply node's outputs, or ``None``, as `rewritten` expects it."""
+        if isinstance(node.op, (ops.Shape, ops.Shape_i)):
+            return None
+        found = None
+        if isinstance(node.op, (ops.AdvancedIncSubtensor, ops.AdvancedSubtensor)):
+            inserts = isinstance(node.op, ops.AdvancedIncSubtensor)
+            index, *others = ops.advanced_index(inputs[inserts:], node.op)
+            mask = None if others else self._mask(index)
+            if mask is not None and known_lengths(inputs[0])[: index.ndim] == index.data.shape:
+                found = self._inserted(node, mask, *inputs[:2]) if inserts else self._picked(node, mask, inputs)
+        elif isinstance(node.op, ops.Elemwise):
+            found = self._computed(node, inputs)
+        elif isinstance(node.op, ops.Alloc):
+            found = self._allocated(node, inputs)
+        elif isinstance(node.op, ops.CAReduce):
+            found = self._reduced(node, inputs)
+        return found or copied(node, list(map(self.selected, inputs)))
+
+    def selected(self, one: Any) -> Any:
+        """Return a variable; in place of values that a mask selects, a sum over all rows that has them."""
+        if one not in self._found:
+            return one
+        if one not in self._selected:
+            mask, rows = self._found[one]
+            further = [rows.shape[axis] for axis in range(mask.selects.ndim, rows.ndim)]
+            zeros = T.zeros((mask.n_values, *further), rows.dtype)
+            added = mask.choose(rows, T.zeros((), rows.dtype))
+            self._selected[one] = T.inc_subtensor(zeros[mask.positions], added)
+        return self._selected[one]
+
+    def _mask(self, index: Any) -> _Mask | None:
+        """Return the mask of an index, if it is a constant mask of the rows that selects some of them."""
+        if not isinstance(index, TensorConstant) or index.dtype != "bool" or self._data.axis(index) != 0:
+            return None
+        values = self._data.same(index.data)
+        if id(values) not in self._masks:
+            numbers = np.cumsum(values).reshape(values.shape)
+            positions = T.constant(self._data.same(np.maximum(numbers - 1, 0)))
+            self._masks[id(values)] = _Mask(index, positions, int(values.sum()))
+        return self._masks[id(values)]
+
+    def _rows(self, one: Any, mask: _Mask) -> Any:
+        """Return the replacement of a variable in computations for all rows, ``None`` if it has none."""
+        if one in self._found:
+            its, rows = self._found[one]
+            return rows if its is mask else None
+        if one.broadcastable[0]:
+            return one.dimshuffle([*["x"] * mask.selects.ndim, *range(1, one.ndim)])
+        if known_lengths(one)[0] != mask.n_values:
+            return None
+        if isinstance(one, TensorConstant):
+            return T.constant(self._data.same(one.data[mask.positions.data]))
+        return one[mask.positions]
+
+    def _note(self, outputs: list[Any], mask: _Mask, rows: list[Any]) -> list[Any]:
+        self._found.update(zip(outputs, ((mask, one) for one in rows)))
+        return outputs
+
+    def _picked(self, node: Any, mask: _Mask, inputs: list[Any]) -> list[Any] | None:
+        return self._note(copied(node, inputs), mask, inputs[:1]) if mask.n_values else None
+
+    def _inserted(self, node: Any, mask: _Mask, x: Any, values: Any) -> list[Any] | None:
+        if mask.n_values == 0:
+            return [x]
+        rows = self._rows(values, mask) if values.ndim == x.ndim - mask.selects.ndim + 1 else None
+        if rows is None:
+            value = constant_value(values) if values.ndim else values
+            if value is None:
+                return None
+            rows = T.as_tensor_variable(value).dimshuffle(["x"] * x.ndim)
+        rows = T.cast(rows, x.dtype)
+        return [mask.choose(rows, x) if node.op.set_instead_of_inc else x + mask.choose(rows, T.zeros((), x.dtype))]
+
+    def _computed(self, node: Any, inputs: list[Any]) -> list[Any] | None:
+        mask = next((self._found[one][0] for one in inputs if one in self._found), None)
+        if mask is None:  # observed values of which others are missing
+            large = [one for one in inputs if isinstance(one, TensorConstant) and one.data.size >= LARGE]
+            mask = next((self._by_number[len(one.data)] for one in large if len(one.data) in self._by_number), None)
+        if mask is None:
+            return None
+        rows = [self._rows(one, mask) for one in inputs]
+        return None if any(one is None for one in rows) else self._note(copied(node, inputs), mask, copied(node, rows))
+
+    def _allocated(self, node: Any, inputs: list[Any]) -> list[Any] | None:
+        value, (output,) = inputs[0], node.outputs
+        if value not in self._found or value.ndim != output.ndim or known_lengths(value) != known_lengths(output):
+            return None
+        return self._note(copied(node, inputs), *self._found[value][:1], [self._found[value][1]])
+
+    def _reduced(self, node: Any, inputs: list[Any]) -> list[Any] | None:
+        if inputs[0] not in self._found:
+            return None
+        (mask, rows), axis = self._found[inputs[0]], node.op.axis
+        neutral = _NEUTRAL.get(type(node.op.scalar_op))
+        if neutral is None or not (axis is None or (mask.selects.ndim == 1 and 0 in axis)):
+            return None
+        return copied(node, [mask.choose(rows, T.constant(neutral, dtype=rows.dtype))])
 
 
 def _is_positions(constant: Any, axis: int) -> bool:

@@ -137,7 +137,7 @@ class ModelData:
         density = model.logp()
         indexed = [one.owner for one in ancestors([density]) if one.owner and isinstance(one.owner.op, _INDEXING)]
         indices = [node.inputs[-1] for node in indexed if isinstance(node.inputs[-1], TensorConstant)]
-        masks = [one.data for one in indices if one.dtype == "bool" and one.ndim > 1]
+        masks = [one.data for one in indices if one.dtype == "bool"]
         self._shapes = {(int(mask.sum()),): mask.shape for mask in masks}  # of arrays with missing values
         observed = [model.rvs_to_values[one] for one in model.observed_RVs]
         self.n_rows = self._of_model = self._most(observed, [density]) if rows is None else rows
