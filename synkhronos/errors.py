@@ -193,7 +193,8 @@ class WorkerRestarted(SynkhronosError, RuntimeError):
         The variables of which rows are lost.
     updated : bool or None
         Whether a call of an exact function has made all of its updates, so that only its outputs are lost, or none of
-        them. ``None`` if it is not known: for other commands, and for calls that update nothing by slices.
+        them. ``False`` if the function has no updates. ``None`` if it is not known: for other commands, and for calls
+        that update nothing by slices.
 
     Examples
     --------

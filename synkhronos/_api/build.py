@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import synkhronos
 from synkhronos import _backends, _graph
 from synkhronos._api.calibration import measured
 from synkhronos._api.choice import Costs, check_plan
@@ -162,6 +164,7 @@ def function(
                 f"output {position} is {var!r}; expected a {_backends.TITLE} tensor variable, or the op None"
             )
     for_backend = {**kwargs, "mode": _backends.exact_mode(kwargs.get("mode"))} if exact else dict(kwargs)
+    for_backend["name"] = kwargs.get("name") or _line_of_program()
     graph = _graph.Graph(
         inputs,
         variables,
@@ -282,6 +285,15 @@ def _with_streams(function: Function, own: Sequence[Any] | None = None) -> Funct
 def _is_pair(item: Any) -> bool:
     """Return whether ``item`` is ``(variable, op)`` rather than a list of outputs."""
     return isinstance(item, tuple) and len(item) == 2 and (item[1] is None or isinstance(item[1], str))
+
+
+def _line_of_program() -> str | None:
+    """Return file and line that build a function, as the backend names functions: outside of it and of this package."""
+    frame, own = sys._getframe(1), (*(os.path.join(folder, "") for folder in synkhronos.__path__), _backends.FOLDER)
+    outer: Any = frame
+    while outer is not None and outer.f_code.co_filename.startswith(own):
+        outer = outer.f_back
+    return None if outer is None else f"{outer.f_code.co_filename}:{outer.f_lineno}"
 
 
 def _read_updates(updates: Any) -> tuple[list[tuple[Any, Any]], dict[Any, str], list[Any]]:

@@ -260,6 +260,9 @@ def _numpys(environment: Mapping[str, str], peak: float) -> Part:
     return _part("NumPy's BLAS", answer.record, peak, [], environment, "")
 
 
+_FAST = 0.7  # share of the vector units' peak above which narrower kernels do no harm
+
+
 def _part(
     name: str, product: Mapping[str, Any], peak: float, notes: list[str], environment: Mapping[str, str], remedy: str
 ) -> Part:
@@ -273,7 +276,7 @@ def _part(
     width = next((width for width, names in _WIDTHS.items() if kernels in names), 128)
     widest = width_of_processor()
     state = OK
-    if kernels and width < widest:
+    if kernels and width < widest and not (peak and product["gflops"] > _FAST * peak):
         notes.insert(0, f"its kernels are of {width} bits, the processor's vectors of {widest}")
         state = OPTIONAL
         if environment.get("OPENBLAS_CORETYPE"):

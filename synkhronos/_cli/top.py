@@ -149,7 +149,9 @@ def top(once: bool, seconds: float = 1.0) -> int:
         return 1
     with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
         while sessions:
-            table = Table(caption=_OTHERS if has_others(sessions) else None, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+            table = Table(
+                caption=_OTHERS if has_others(sessions) else None, box=None, pad_edge=False, padding=(0, 2, 0, 0)
+            )
             for head in _HEAD:
                 table.add_column(head, no_wrap=head != _HEAD[-1])  # a terminal of 80 columns shortens the program alone
             for line in measure(sessions, seconds):

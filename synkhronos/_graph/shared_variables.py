@@ -16,6 +16,7 @@ import functools
 import itertools
 import os
 import pickle
+import re
 import weakref
 from collections.abc import Iterable
 from typing import Any, Callable
@@ -85,9 +86,10 @@ def uses(function: Any, var: Any) -> bool:
 def describe(function: Any) -> str:
     """Describe a compiled function, for messages."""
     inputs = ", ".join(str(spec.variable) for spec in function.maker.inputs if not (spec.implicit or spec.shared))
-    # without a name of the user's, the backend names a function after the line that compiles it, in this package
-    named_by_engine = (function.name or "").startswith(_PACKAGE)
-    return f"the function {'' if named_by_engine else function.name or ''}({inputs})"
+    name = function.name or ""
+    if name.startswith(_PACKAGE):  # the backend's default: the line that compiles it
+        name = ""
+    return f"the function of {name} ({inputs})" if re.search(":[0-9]+$", name) else f"the function {name}({inputs})"
 
 
 def get_array(var: Any) -> Any:

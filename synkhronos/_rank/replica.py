@@ -120,6 +120,12 @@ class Replica:
         function = self.functions[command.function].name if isinstance(command, Call) else None
         return f"{type(command).__name__} {function or ''}".rstrip()
 
+    def changes_variables(self, command: Command) -> bool:
+        """Return whether a command may change shared variables; calls of functions without updates do not."""
+        if not isinstance(command, Call):
+            return True
+        return bool(command.step or command.updated or _graph.updated_variables(self.functions[command.function]))
+
     def execute(self, command: Command) -> Any:
         """Execute one command; allocate its arrays in this rank's part of the shared heap.
 

@@ -68,9 +68,9 @@ class Outcome(NamedTuple):
     Attributes
     ----------
     updated : bool or None
-        Whether all or none of them were made; ``None`` if that is not known.
+        Whether all or none of them were made; ``None`` if that is not known. ``False`` if the call has none.
     text : str
-        The same for a message; empty if it is not known.
+        The same for a message; empty if it is not known, or if the call has none.
     """
 
     updated: bool | None
@@ -147,8 +147,10 @@ def worker_error(
         message += _rows_of(command, rank, failure.summary)
     if outcome.text:
         message += f"\n{outcome.text[0].upper()}{outcome.text[1:]}."
-    elif not isinstance(command, Load) and not all(
-        isinstance(result, Failure) and result.summary == failure.summary for result in results
+    elif (
+        outcome.updated is None
+        and not isinstance(command, Load)
+        and not all(isinstance(result, Failure) and result.summary == failure.summary for result in results)
     ):
         message += (
             "\nOther ranks may have gone on, so replicas may differ now; "

@@ -296,8 +296,10 @@ class Dispatcher:
             outcome = self.finish_step(command)
             self._replica.forget(*self._ledger.sent)  # the interrupt may have come before `issue` did this
             self._received(self._group.collect())
-            text = f"and {outcome.text}" if outcome.text else "but replicas may differ now"
-            log(logging.WARNING, "interrupted; the session is usable, %s", text)
+            text = f", and {outcome.text}" if outcome.text else ""
+            if outcome.updated is None and not text:
+                text = ", but replicas may differ now"
+            log(logging.WARNING, "interrupted; the session is usable%s", text)
         return True
 
     def _restart(self, error: WorkerDied, command: Command | None, found: list[Outcome]) -> str:
@@ -351,7 +353,7 @@ class Dispatcher:
             return Outcome(None, text)
         if isinstance(command, Call) and command.step is not None:
             return ALL_MADE if is_made else NONE_MADE
-        return Outcome(None, "")
+        return Outcome(None if command is None or self._replica.changes_variables(command) else False, "")
 
     def complete_step(self) -> None:
         """Complete the updates of the last call, if an interrupt has kept its end from doing so."""

@@ -97,7 +97,7 @@ class Prediction(NamedTuple):
     source: str
 
     def __str__(self) -> str:
-        of = f"plan of {self.n_rows} rows" if self.n_rows else "plan"
+        of = f"plan of about {self.n_rows} rows" if self.n_rows else "plan"
         if self.source == "unknown":
             return f"{of}: rows; times are unknown"
         if math.isinf(self.controller):

@@ -4,7 +4,9 @@ import contextlib
 import faulthandler
 import gc
 import os
+import re
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -42,7 +44,7 @@ def test_a_rank_that_raises(three, rank, num_slices):
     with pytest.raises(synk.WorkerError, match=rf"rank {rank} \(cpu\).*the fault that the test ordered") as caught:
         function(np.ones(6), num_slices=num_slices)
     assert (caught.value.rank, caught.value.device) == (rank, "cpu")
-    assert "broadcast" in str(caught.value)  # the message says how to make replicas equal again
+    assert "replicas" not in str(caught.value)  # the function has no updates
     text = "".join(traceback.format_exception(None, caught.value, caught.value.__traceback__))
     assert text.count("the fault that the test ordered, fault 1") == 1
     assert text.count("Apply node that caused the error") == on_theano  # PyTensor prints it only on request
@@ -57,6 +59,17 @@ def test_a_rank_that_raises(three, rank, num_slices):
         assert caught.value.exception is None
     synk.broadcast(fault, NOTHING)
     assert function(np.ones(6), num_slices=num_slices) == 6
+
+
+@pytest.mark.parametrize("num_slices", [1, 2])
+def test_the_message_says_how_to_make_replicas_equal_again(three, num_slices):
+    _, fault, _ = three
+    x, n = T.dvector("x"), theano.shared(np.zeros(1), "n")
+    function = synk.function([x], (Fault()(x, fault).sum(), "sum"), updates=[(n, n + x.sum(), "avg")])
+    synk.set_value(1, fault, RAISE)
+    with pytest.raises(synk.WorkerError, match=r"replicas may differ now; synkhronos\.broadcast"):
+        function(np.ones(6), num_slices=num_slices)
+    synk.broadcast(fault, NOTHING)
 
 
 class RaisesFrom(Copy):
@@ -79,6 +92,18 @@ def test_the_cause_of_an_exception_is_reported_after_it():
     assert "(cpu) failed in Call lookup: RuntimeError: no such entry\n" in text
     assert text.count("RuntimeError: no such entry") == text.count("KeyError: 'the key'") == 1
     assert text.index("RuntimeError: no") < text.index("KeyError: 'the key'") < text.index("\nwhich led to\n")
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize("exact", [True, False])
+def test_functions_without_a_name_are_named_by_the_line_that_builds_them(exact):
+    x = T.dvector("x")
+    broken = synk.function([x], RaisesFrom()(x).sum(), exact=exact)
+    line = sys._getframe().f_lineno - 1
+    with pytest.raises(
+        synk.WorkerError, match=rf"failed in Call {re.escape(__file__)}:{line}: RuntimeError: no such entry"
+    ):
+        broken(np.ones(6))
 
 
 def test_shapes_that_differ_are_reported_once(three):
@@ -136,17 +161,17 @@ def test_a_function_that_cannot_be_pickled_is_reported_and_others_work(three, ma
     function, *_ = three
     x, w = T.dvector("x"), theano.shared(np.ones(1), "w")
     stuck = synk.function([x], ((make()(x) * w.sum()).sum(), "sum"), name="stuck")
-    unnamed = synk.function([x], make()(x).sum())
+    of_line = synk.function([x], make()(x).sum())
     other = synk.function([x], ((x * w.sum()).sum(), "sum"))
     for _ in range(2):
-        for bad, name in ((stuck, r"stuck\(x\)"), (unnamed, r"\(x\)")):
+        for bad, name in ((stuck, r"stuck\(x\)"), (of_line, r"of \S*test_failures.py:\d+ \(x\)")):
             words = rf"the function {name} cannot be replicated, because it cannot be pickled.*{reason}"
             with pytest.raises(TypeError, match=words):
                 bad(np.ones(6))
         assert function(np.ones(6)) == 6
         assert other(np.ones(6)) == 6
     assert stuck.as_theano(np.ones(6)) == 6
-    del stuck, unnamed, bad
+    del stuck, of_line, bad
     gc.collect()
     with contextlib.suppress(TypeError):  # functions dropped before their distribution are reported once more
         synk.distribute()

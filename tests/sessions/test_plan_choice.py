@@ -95,8 +95,8 @@ def test_the_report_has_the_predictions(automatic):
     few, many = function.partition.plans
     assert (few.n_rows, few.source, many.source) == (6, "model", "model")
     assert few.controller < few.rows and many.rows < many.controller
-    assert f"plan of 6 rows: controller; rows {1e3 * few.rows:.3g} ms" in repr(function.partition)
-    assert "plan of 6 rows: controller" in function.partition._repr_html_()
+    assert f"plan of about 6 rows: controller; rows {1e3 * few.rows:.3g} ms" in repr(function.partition)
+    assert "plan of about 6 rows: controller" in function.partition._repr_html_()
 
 
 @pytest.mark.parametrize("n_rows", [4, 5000])

@@ -21,6 +21,7 @@ from synkhronos.extensions.pymc.rows import ModelData
 
 __all__ = ["parallel", "report"]
 
+_NAME = "synkhronos.extensions.pymc.parallel"
 _PAIRS = 25  # of calls that `report` times
 
 
@@ -73,7 +74,15 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
         with synkhronos.extensions.pymc.parallel(model):
             pm.sample()
     """
-    synkhronos.distribute()  # raises if there is no session
+    if importlib.util.find_spec("pymc") is None:
+        raise ImportError(f"{_NAME} needs PyMC: pip install 'synkhronos[pymc]' (Python 3.12 or later)")
+    try:
+        synkhronos.distribute()
+    except synkhronos.SessionError as error:
+        if "there is no session" not in str(error):
+            raise
+        remedy = "write `with synkhronos.session(), parallel(model):`, or call synkhronos.fork() first"
+        raise synkhronos.SessionError(f"{_NAME}: there is no session; {remedy}") from None
     builder = Builder(ModelData(model, rows))
     with contextlib.ExitStack() as ending:
         ending.callback(_backends.divert(builder))
@@ -132,26 +141,42 @@ def report(model: Any, rows: int | None = None) -> None:
     n_rows, n_ranks = function.data[0].n_rows, function.data[0].n_ranks
     print(f"log-probability and gradient of {point.size} parameters; {n_rows:,} rows on {n_ranks} ranks")
     print(function.partition)
-    print(f"one evaluation: {ours:.3g} ms, {theirs:.3g} ms by PyMC alone")
+    verdict = f"the ranks are {theirs / ours:.2g} times as fast" if ours < theirs else "this model does not gain"
+    print(f"one evaluation: {ours:.3g} ms, {theirs:.3g} ms by PyMC alone in this process: {verdict}")
 
 
 @contextlib.contextmanager
 def _chains_in_turn() -> Iterator[None]:
-    """Have PyMC's samplers sample one chain after the other in a ``with`` block, in this process."""
+    """Have PyMC's samplers sample one chain after the other in a ``with`` block, in this process, until Ctrl-C."""
     from pymc.sampling import mcmc
     from pymc.smc import sampling
 
     modules: list[Any] = [mcmc, sampling]
-    plain = mcmc.setup_cores_blas_cores
+    plain, plain_draws = mcmc.setup_cores_blas_cores, mcmc._iter_sample
+    is_interrupted = False
 
     def setup(blas_cores: Any, chains: int, cores: int, *others: Any, **named: Any) -> tuple[Any, int, Any]:
         _, _, n_threads = plain(blas_cores, chains, cores, *others, **named)
         return contextlib.nullcontext, 1, n_threads  # the ranks limit the threads of BLAS themselves
 
+    def draws(*, chain: int = 0, **named: Any) -> Iterator[Any]:
+        """Draw, and end all chains at Ctrl-C; PyMC ends the current one alone, if chains follow each other."""
+        nonlocal is_interrupted
+        is_interrupted = is_interrupted and chain > 0
+        if is_interrupted:
+            raise KeyboardInterrupt
+        try:
+            yield from plain_draws(chain=chain, **named)
+        except KeyboardInterrupt:
+            is_interrupted = True
+            raise
+
+    mcmc._iter_sample = draws
     for module in modules:
         module.setup_cores_blas_cores = setup
     try:
         yield
     finally:
+        mcmc._iter_sample = plain_draws
         for module in modules:
             module.setup_cores_blas_cores = plain
