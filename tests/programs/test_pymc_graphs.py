@@ -119,6 +119,18 @@ def test_outcomes_of_which_some_are_missing_are_computed_by_rows(synchronize, sh
         assert max(one.meeting for one in divided.partition) == 1
 
 
+def test_constants_as_long_as_the_selected_values_are_not_taken_for_them(synchronize):
+    """As many groups as missing outcomes: the priors of the groups are not computed for all rows."""
+    synchronize(2)
+    y, means = draws(300), draws(70, seed=1)
+    y[::3][:70] = np.nan
+    with pm.Model() as model, pytest.warns(ImputationWarning):
+        a = pm.Normal("a", means, 1, shape=70)
+        pm.Normal("y", a[np.arange(300) % 70], pm.HalfNormal("s"), observed=y)
+    divided = check(model, [0.3 * draws(141, seed=seed) for seed in range(2)])
+    assert all(one.n_rows == 300 and means[0] not in one.source.data for one in divided.data)
+
+
 def test_what_a_mask_selects_in_other_computations(synchronize):
     """Maxima, products, parts and pairs of what masks select, and selected values that are inserted elsewhere."""
     synchronize(2)

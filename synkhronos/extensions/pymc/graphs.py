@@ -302,6 +302,8 @@ def missing_by_rows(expressions: Sequence[Any], data: ModelData, graph: Callable
     the mask then selects the terms of sums, and the values that are inserted.
     """
     selections = _Selections(expressions, data)
+    if not selections.masks:
+        return list(expressions)
     return list(map(selections.selected, graph(expressions, selections.by_rows)))
 
 
@@ -338,15 +340,21 @@ class _Selections:
     ----------
     expressions : list of variables
     data : ModelData
+
+    Attributes
+    ----------
+    masks : dict of int to _Mask
+        All masks, by the ids of their arrays.
     """
 
     def __init__(self, expressions: Sequence[Any], data: ModelData) -> None:
         self._data = data
-        self._masks: dict[int, _Mask] = {}
+        self.masks: dict[int, _Mask] = {}
         self._found: dict[Any, tuple[_Mask, Any]] = {}  # mask and replacement, by selected values
         self._selected: dict[Any, Any] = {}
-        masks = [self._mask(one) for one in ancestors(list(expressions))]
-        self._by_number = {mask.n_values: mask for mask in masks if mask is not None}
+        for one in ancestors(list(expressions)):
+            self._mask(one)
+        self._by_number = {mask.n_values: mask for mask in self.masks.values()}
 
     def by_rows(self, node: Any, inputs: list[Any]) -> list[Any] | None:
         """Return replacements of an Apply node's outputs, or ``None``, as `rewritten` expects it."""
@@ -365,7 +373,10 @@ class _Selections:
             found = self._allocated(node, inputs)
         elif isinstance(node.op, ops.CAReduce):
             found = self._reduced(node, inputs)
-        return found or copied(node, list(map(self.selected, inputs)))
+        if found is None:
+            new = list(map(self.selected, inputs))
+            found = None if new == inputs else copied(node, new)
+        return found
 
     def selected(self, one: Any) -> Any:
         """Return a variable; in place of values that a mask selects, a sum over all rows that has them."""
@@ -384,11 +395,11 @@ class _Selections:
         if not isinstance(index, TensorConstant) or index.dtype != "bool" or self._data.axis(index) != 0:
             return None
         values = self._data.same(index.data)
-        if id(values) not in self._masks:
+        if id(values) not in self.masks:
             numbers = np.cumsum(values).reshape(values.shape)
             positions = T.constant(self._data.same(np.maximum(numbers - 1, 0)))
-            self._masks[id(values)] = _Mask(index, positions, int(values.sum()))
-        return self._masks[id(values)]
+            self.masks[id(values)] = _Mask(index, positions, int(values.sum()))
+        return self.masks[id(values)]
 
     def _rows(self, one: Any, mask: _Mask) -> Any:
         """Return the replacement of a variable in computations for all rows, ``None`` if it has none."""
@@ -425,8 +436,8 @@ class _Selections:
     def _computed(self, node: Any, inputs: list[Any]) -> list[Any] | None:
         mask = next((self._found[one][0] for one in inputs if one in self._found), None)
         if mask is None:  # observed values of which others are missing
-            large = [one for one in inputs if isinstance(one, TensorConstant) and one.data.size >= LARGE]
-            mask = next((self._by_number[len(one.data)] for one in large if len(one.data) in self._by_number), None)
+            lengths = [len(one.data) for one in inputs if self._data.is_observed(one)]
+            mask = next((self._by_number[length] for length in lengths if length in self._by_number), None)
         if mask is None:
             return None
         rows = [self._rows(one, mask) for one in inputs]

@@ -213,12 +213,13 @@ class ModelData:
         return next((axis for axis, (n, known) in enumerate(lengths) if n == self.n_rows and known != 1), None)
 
     def _is_data(self, constant: Any) -> bool:
-        return constant.data.size >= LARGE or any(constant.data is one for one in self._observed())
+        return constant.data.size >= LARGE or self.is_observed(constant)
 
-    def _observed(self) -> list[np.ndarray]:
-        """Return the arrays of the observed values that are constants."""
-        values = [self._model.rvs_to_values[one] for one in self._model.observed_RVs]
-        return [one.data for one in values if isinstance(one, TensorConstant)]
+    def is_observed(self, one: Any) -> bool:
+        """Return whether a variable is a constant of observed values."""
+        values = [self._model.rvs_to_values[each] for each in self._model.observed_RVs]
+        arrays = [each.data for each in values if isinstance(each, TensorConstant)]
+        return isinstance(one, TensorConstant) and any(one.data is each for each in arrays)
 
     def fit(self, expressions: Sequence[Any]) -> None:
         """Set the number of rows for a function of some expressions.
