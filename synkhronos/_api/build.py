@@ -6,6 +6,7 @@ import importlib.metadata
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -288,12 +289,15 @@ def _is_pair(item: Any) -> bool:
 
 
 def _line_of_program() -> str | None:
-    """Return file and line that build a function, as the backend names functions: outside of it and of this package."""
-    frame, own = sys._getframe(1), (*(os.path.join(folder, "") for folder in synkhronos.__path__), _backends.FOLDER)
-    outer: Any = frame
-    while outer is not None and outer.f_code.co_filename.startswith(own):
-        outer = outer.f_back
-    return None if outer is None else f"{outer.f_code.co_filename}:{outer.f_lineno}"
+    """Return file and line of the program that build a function, as the backend names functions.
+
+    If no line is of the program, it is that of a library, though not of the backend or of this package.
+    """
+    own = tuple([os.path.join(folder, "") for folder in (*synkhronos.__path__, _backends.FOLDER)])
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(sys._getframe(1))]
+    foreign = [one for one in frames if not one[0].startswith(own)]
+    found = next((one for one in foreign if not one[0].startswith(_backends.LIBRARIES)), next(iter(foreign), None))
+    return None if found is None else "{}:{}".format(*found)
 
 
 def _read_updates(updates: Any) -> tuple[list[tuple[Any, Any]], dict[Any, str], list[Any]]:

@@ -87,7 +87,7 @@ def describe(function: Any) -> str:
     """Describe a compiled function, for messages."""
     inputs = ", ".join(str(spec.variable) for spec in function.maker.inputs if not (spec.implicit or spec.shared))
     name = function.name or ""
-    if name.startswith(_PACKAGE):  # the backend's default: the line that compiles it
+    if name.startswith(os.path.join(_PACKAGE, "")):  # the backend's default: the line that compiles it
         name = ""
     return f"the function of {name} ({inputs})" if re.search(":[0-9]+$", name) else f"the function {name}({inputs})"
 

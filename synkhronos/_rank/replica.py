@@ -122,9 +122,13 @@ class Replica:
 
     def changes_variables(self, command: Command) -> bool:
         """Return whether a command may change shared variables; calls of functions without updates do not."""
+        if isinstance(command, InOrder):
+            return any(map(self.changes_variables, command.parts))
         if not isinstance(command, Call):
             return True
-        return bool(command.step or command.updated or _graph.updated_variables(self.functions[command.function]))
+        functions = [command.function, *([command.follow.function] if command.follow else [])]
+        of_functions = any(_graph.updated_variables(self.functions[function]) for function in functions)
+        return bool(command.step or command.updated or of_functions)
 
     def execute(self, command: Command) -> Any:
         """Execute one command; allocate its arrays in this rank's part of the shared heap.

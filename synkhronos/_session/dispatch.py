@@ -334,7 +334,9 @@ class Dispatcher:
             else ", and the next call will work"
         )
         (outcome,) = found
-        if outcome.text:
+        if outcome.updated is False and not outcome.text:
+            state += ". This call was not completed."
+        elif outcome.text:
             state += f". This call was not completed, but {outcome.text}."
         else:
             state += (

@@ -77,10 +77,11 @@ def live():
         del data
         synk.close()
 
-def left():
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("synkhronos-", "sem."))}
+def left(pids):  # names of other processes belong to tests that run at the same time
+    own = re.compile(f"(sem.)?synkhronos-({'|'.join(map(str, pids))})-")
+    return list(filter(own.match, os.listdir("/dev/shm")))
 
-before, left_behind = left(), 0
+left_behind = 0
 for _ in range(int(sys.argv[2])):
     pid = os.fork()
     if pid == 0:
@@ -92,7 +93,7 @@ for _ in range(int(sys.argv[2])):
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     wait_for_end([one.pid for one in family])
-    left_behind += len(left() - before)
+    left_behind += len(left([pid, *(one.pid for one in family)]))
 print(left_behind)
 """
 

@@ -72,6 +72,20 @@ def test_the_message_says_how_to_make_replicas_equal_again(three, num_slices):
     synk.broadcast(fault, NOTHING)
 
 
+@pytest.mark.parametrize("num_slices", [1, 2])
+def test_updates_that_follow_a_collective_may_have_been_made_on_some_ranks(three, num_slices):
+    """In slices, they belong to the second step of the call."""
+    _, fault, _ = three
+    x, w = T.dvector("x"), theano.shared(np.ones(2), "w")
+    total = synk.summed(x.sum())
+    function = synk.function([x], (Fault()(total * w, fault).sum(), "avg"), updates=[(w, w + total)])
+    synk.set_value(1, fault, RAISE)
+    with pytest.raises(synk.WorkerError, match="replicas may differ") as caught:
+        function(np.ones(6), num_slices=num_slices)
+    assert caught.value.updated is None
+    synk.broadcast(fault, NOTHING)
+
+
 class RaisesFrom(Copy):
     """An operation whose exception has a cause."""
 

@@ -89,7 +89,7 @@ def test_figures_on_hosts_in_small(hosts):
     assert not hosts.left()
     rows = {row.key.partition("/")[2]: row for row in result.rows}
     assert 0 < rows["idle"].value < 100
-    assert 1 < rows["succession"].value < 1e6
+    assert abs(rows["succession"].value) < 1e6  # a difference of times, which may be negative on a busy machine
     assert rows["again"].value == 0
     assert 0.9 < rows["shuffled"].value <= 1.01  # nearly all rows are sent once, in all epochs together
 

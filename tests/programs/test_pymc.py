@@ -414,19 +414,26 @@ def test_chains_follow_each_other(synchronize, monkeypatch, options, n_chains):
     np.testing.assert_allclose(drawn.posterior["b"], expected.posterior["b"], rtol=1e-6)
 
 
-def test_ctrl_c_ends_all_chains(synchronize):
+@pytest.mark.parametrize("between", [False, True])
+def test_ctrl_c_ends_all_chains(synchronize, monkeypatch, between):
     """The draws so far are those of the chain that was interrupted; the next sampling starts again."""
     synchronize(2)
     options = {**QUIET, "draws": 8, "tune": 4, "nuts_sampler": "pymc", "chains": 3}
     drawn = []
 
-    def interrupt(trace, draw):
+    def note(trace, draw):
         drawn.append(draw.chain)
-        if len(drawn) == 10:
+        if len(drawn) == 10 and not between:
+            raise KeyboardInterrupt
+
+    def update(*args, **kwargs):  # of the progress bars, between two draws
+        if len(drawn) == 10 and between:
             raise KeyboardInterrupt
 
     with parallel(model_of(logistic)):
-        found = pm.sample(callback=interrupt, **options)
+        with monkeypatch.context() as patched:
+            patched.setattr(pm.sampling.mcmc.MCMCProgressBarManager, "update", update)
+            found = pm.sample(callback=note, **options)
         assert drawn == [0] * 10 and found.posterior["b"].shape[:2] == (1, 6)
         assert pm.sample(**options).posterior["b"].shape[:2] == (3, 8)
 

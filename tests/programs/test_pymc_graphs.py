@@ -119,6 +119,61 @@ def test_outcomes_of_which_some_are_missing_are_computed_by_rows(synchronize, sh
         assert max(one.meeting for one in divided.partition) == 1
 
 
+def numbers_of_one_value():
+    y = draws(N)
+    y[::5] = np.nan
+    rate = pm.Normal("b") * draws(N, seed=1)
+    pm.Normal("y", rate, 1, observed=y)
+    pm.Normal("one", rate.sum(), 1, observed=0.5)
+
+
+def groups_of_which_one_is_empty():
+    mu, of = T.dot(draws(N, 3), pm.Normal("b", shape=3)), np.arange(N) % 6
+    for group in range(7):
+        pm.Normal(f"y{group}", mu[of == group], 1 + group, observed=draws(N)[of == group])
+
+
+def nothing_but_missing_outcomes():
+    pm.Normal("y", T.dot(draws(N, 3), pm.Normal("b", shape=3)), 1, observed=np.full(N, np.nan))
+
+
+def columns_with_scales():
+    y = draws(N, 2)
+    y[::4, 0] = y[1::3, 1] = np.nan
+    pm.Normal("y", T.dot(draws(N, 3), pm.Normal("b", shape=(3, 2))), pm.HalfNormal("s", shape=2), observed=y)
+
+
+def as_many_missing_as_observed():
+    y = np.exp(draws(70))
+    y[::2] = np.nan
+    pm.LogNormal("y", pm.Normal("b") * draws(70, seed=1), 1, observed=y)
+
+
+@pytest.mark.filterwarnings("ignore::pymc.exceptions.ImputationWarning")
+@pytest.mark.parametrize(
+    "build",
+    [
+        numbers_of_one_value,
+        groups_of_which_one_is_empty,
+        nothing_but_missing_outcomes,
+        columns_with_scales,
+        as_many_missing_as_observed,
+    ],
+)
+def test_models_with_masks(synchronize, build):
+    synchronize(2)
+    with pm.Model() as model:
+        build()
+    start = model.initial_point()
+    n = sum(value.size for value in start.values())
+    divided = check(model, [0.3 * draws(n, seed=seed) for seed in range(2)])
+    if build is columns_with_scales:  # the gradients of the scales are sums, too, and one of the missing values
+        assert sorted(one.n_bytes for one in divided.partition)[-2] < 100
+    plain = model.compile_logp()(start)
+    with parallel(model):
+        np.testing.assert_allclose(model.compile_logp()(start), plain, rtol=1e-12)
+
+
 def test_constants_as_long_as_the_selected_values_are_not_taken_for_them(synchronize):
     """As many groups as missing outcomes: the priors of the groups are not computed for all rows."""
     synchronize(2)

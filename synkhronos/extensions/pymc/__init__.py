@@ -22,6 +22,7 @@ from synkhronos.extensions.pymc.rows import ModelData
 __all__ = ["parallel", "report"]
 
 _NAME = "synkhronos.extensions.pymc.parallel"
+_GAIN = 1.1  # ratio of times from which on `report` speaks of a gain
 _PAIRS = 25  # of calls that `report` times
 
 
@@ -81,7 +82,7 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     except synkhronos.SessionError as error:
         if "there is no session" not in str(error):
             raise
-        remedy = "write `with synkhronos.session(), parallel(model):`, or call synkhronos.fork() first"
+        remedy = "call synkhronos.fork() first, or write `with synkhronos.session(), parallel(model):`"
         raise synkhronos.SessionError(f"{_NAME}: there is no session; {remedy}") from None
     builder = Builder(ModelData(model, rows))
     with contextlib.ExitStack() as ending:
@@ -141,7 +142,8 @@ def report(model: Any, rows: int | None = None) -> None:
     n_rows, n_ranks = function.data[0].n_rows, function.data[0].n_ranks
     print(f"log-probability and gradient of {point.size} parameters; {n_rows:,} rows on {n_ranks} ranks")
     print(function.partition)
-    verdict = f"the ranks are {theirs / ours:.2g} times as fast" if ours < theirs else "this model does not gain"
+    ratio = theirs / ours
+    verdict = f"the ranks are {ratio:.2g} times as fast" if ratio > _GAIN else "this model does not gain"
     print(f"one evaluation: {ours:.3g} ms, {theirs:.3g} ms by PyMC alone in this process: {verdict}")
 
 
@@ -167,7 +169,7 @@ def _chains_in_turn() -> Iterator[None]:
             raise KeyboardInterrupt
         try:
             yield from plain_draws(chain=chain, **named)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, GeneratorExit):  # the latter, if it came between two draws
             is_interrupted = True
             raise
 

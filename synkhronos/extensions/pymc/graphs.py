@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 import traceback
@@ -329,6 +330,8 @@ class _Mask(NamedTuple):
         return T.switch(self.selects.dimshuffle([*range(self.selects.ndim), *["x"] * further]), values, other)
 
 
+#: Number of rows, relative to the selected values, up to which computations are extended to all rows.
+_MOST_ROWS = 4
 #: What does not change the result of a reduction.
 _NEUTRAL = {scalar.Add: 0, scalar.Mul: 1, scalar.AND: True}
 
@@ -344,7 +347,7 @@ class _Selections:
     Attributes
     ----------
     masks : dict of int to _Mask
-        All masks, by the ids of their arrays.
+        The masks with which the expressions select values, by the ids of their arrays.
     """
 
     def __init__(self, expressions: Sequence[Any], data: ModelData) -> None:
@@ -353,8 +356,14 @@ class _Selections:
         self._found: dict[Any, tuple[_Mask, Any]] = {}  # mask and replacement, by selected values
         self._selected: dict[Any, Any] = {}
         for one in ancestors(list(expressions)):
-            self._mask(one)
-        self._by_number = {mask.n_values: mask for mask in self.masks.values()}
+            if one.owner is not None:
+                self._mask(one.owner, one.owner.inputs)
+        masks = [mask for mask in self.masks.values() if mask.n_values]
+        numbers = collections.Counter(mask.n_values for mask in masks)
+        self._by_number = {mask.n_values: mask for mask in masks if numbers[mask.n_values] == 1}
+        # a computation for each of many masks would take longer for all rows than for those that they select
+        n_values = sum(numbers.elements())
+        self._expands = sum(mask.selects.data.size for mask in masks) <= _MOST_ROWS * n_values
 
     def by_rows(self, node: Any, inputs: list[Any]) -> list[Any] | None:
         """Return replacements of an Apply node's outputs, or ``None``, as `rewritten` expects it."""
@@ -362,11 +371,13 @@ class _Selections:
             return None
         found = None
         if isinstance(node.op, (ops.AdvancedIncSubtensor, ops.AdvancedSubtensor)):
-            inserts = isinstance(node.op, ops.AdvancedIncSubtensor)
-            index, *others = ops.advanced_index(inputs[inserts:], node.op)
-            mask = None if others else self._mask(index)
-            if mask is not None and known_lengths(inputs[0])[: index.ndim] == index.data.shape:
+            mask, inserts = self._mask(node, inputs), isinstance(node.op, ops.AdvancedIncSubtensor)
+            if mask is not None:
                 found = self._inserted(node, mask, *inputs[:2]) if inserts else self._picked(node, mask, inputs)
+            elif inserts and inputs[1] in self._found and not node.op.set_instead_of_inc:
+                found = self._added(node, inputs)
+            elif not inserts and self._expands:
+                found = self._repeated(node, inputs)
         elif isinstance(node.op, ops.Elemwise):
             found = self._computed(node, inputs)
         elif isinstance(node.op, ops.Alloc):
@@ -383,16 +394,22 @@ class _Selections:
         if one not in self._found:
             return one
         if one not in self._selected:
-            mask, rows = self._found[one]
-            further = [rows.shape[axis] for axis in range(mask.selects.ndim, rows.ndim)]
-            zeros = T.zeros((mask.n_values, *further), rows.dtype)
-            added = mask.choose(rows, T.zeros((), rows.dtype))
-            self._selected[one] = T.inc_subtensor(zeros[mask.positions], added)
+            self._selected[one] = self._gathered(*self._found[one])
         return self._selected[one]
 
-    def _mask(self, index: Any) -> _Mask | None:
-        """Return the mask of an index, if it is a constant mask of the rows that selects some of them."""
-        if not isinstance(index, TensorConstant) or index.dtype != "bool" or self._data.axis(index) != 0:
+    def _gathered(self, mask: _Mask, rows: Any) -> Any:
+        further = [rows.shape[axis] for axis in range(mask.selects.ndim, rows.ndim)]
+        zeros = T.zeros((mask.n_values, *further), rows.dtype)
+        return T.inc_subtensor(zeros[mask.positions], mask.choose(rows, T.zeros((), rows.dtype)))
+
+    def _mask(self, node: Any, inputs: Sequence[Any]) -> _Mask | None:
+        """Return the mask with which an Apply node selects values, if it is a constant mask of the rows."""
+        if not isinstance(node.op, (ops.AdvancedIncSubtensor, ops.AdvancedSubtensor)):
+            return None
+        index, *others = ops.advanced_index(inputs[isinstance(node.op, ops.AdvancedIncSubtensor) :], node.op)
+        if others or not isinstance(index, TensorConstant) or index.dtype != "bool" or self._data.axis(index) != 0:
+            return None
+        if known_lengths(inputs[0])[: index.ndim] != index.data.shape:
             return None
         values = self._data.same(index.data)
         if id(values) not in self.masks:
@@ -411,15 +428,21 @@ class _Selections:
         if known_lengths(one)[0] != mask.n_values:
             return None
         if isinstance(one, TensorConstant):
-            return T.constant(self._data.same(one.data[mask.positions.data]))
+            return self._constant(one, mask)
         return one[mask.positions]
+
+    def _constant(self, one: Any, mask: _Mask) -> Any:
+        return T.constant(self._data.same(one.data[mask.positions.data])) if one.ndim else one
 
     def _note(self, outputs: list[Any], mask: _Mask, rows: list[Any]) -> list[Any]:
         self._found.update(zip(outputs, ((mask, one) for one in rows)))
         return outputs
 
     def _picked(self, node: Any, mask: _Mask, inputs: list[Any]) -> list[Any] | None:
-        return self._note(copied(node, inputs), mask, inputs[:1]) if mask.n_values else None
+        if self._expands and mask.n_values:
+            return self._note(copied(node, inputs), mask, inputs[:1])
+        is_few = 0 < mask.n_values <= mask.selects.data.size // 2
+        return [self._gathered(mask, inputs[0])] if is_few else None
 
     def _inserted(self, node: Any, mask: _Mask, x: Any, values: Any) -> list[Any] | None:
         if mask.n_values == 0:
@@ -433,12 +456,30 @@ class _Selections:
         rows = T.cast(rows, x.dtype)
         return [mask.choose(rows, x) if node.op.set_instead_of_inc else x + mask.choose(rows, T.zeros((), x.dtype))]
 
+    def _added(self, node: Any, inputs: list[Any]) -> list[Any] | None:
+        """Add what is computed from selected values to the elements from which such values were picked."""
+        (mask, rows), index = self._found[inputs[1]], _positions(node, inputs)
+        if {len(one.data) for one in index if one.ndim} != {mask.n_values}:
+            return None
+        places = inputs[0][tuple([self._constant(one, mask) for one in index])]
+        return [T.inc_subtensor(places, mask.choose(rows, T.zeros((), rows.dtype)))]
+
+    def _repeated(self, node: Any, inputs: list[Any]) -> list[Any] | None:
+        """Note elements that are picked for each selected value, such as the scale of its column."""
+        index = _positions(node, inputs)
+        lengths = {len(one.data) for one in index if one.ndim}
+        mask = self._by_number.get(lengths.pop()) if len(lengths) == 1 else None
+        if mask is None:
+            return None
+        rows = inputs[0][tuple([self._constant(one, mask) for one in index])]
+        return self._note(copied(node, inputs), mask, [rows])
+
     def _computed(self, node: Any, inputs: list[Any]) -> list[Any] | None:
         mask = next((self._found[one][0] for one in inputs if one in self._found), None)
-        if mask is None:  # observed values of which others are missing
-            lengths = [len(one.data) for one in inputs if self._data.is_observed(one)]
+        if mask is None and self._expands:  # observed values of which others are missing
+            lengths = [len(one.data) for one in inputs if one.ndim and self._data.is_observed(one)]
             mask = next((self._by_number[length] for length in lengths if length in self._by_number), None)
-        if mask is None:
+        if mask is None or isinstance(node.op.scalar_op, (scalar.IntDiv, scalar.Mod)):  # may raise in other rows
             return None
         rows = [self._rows(one, mask) for one in inputs]
         return None if any(one is None for one in rows) else self._note(copied(node, inputs), mask, copied(node, rows))
@@ -454,9 +495,20 @@ class _Selections:
             return None
         (mask, rows), axis = self._found[inputs[0]], node.op.axis
         neutral = _NEUTRAL.get(type(node.op.scalar_op))
-        if neutral is None or not (axis is None or (mask.selects.ndim == 1 and 0 in axis)):
+        if neutral is None or not (axis is None or 0 in axis):
             return None
-        return copied(node, [mask.choose(rows, T.constant(neutral, dtype=rows.dtype))])
+        first = mask.selects.ndim - 1
+        axes = None if axis is None else (*range(first), *(one + first for one in axis))
+        return [node.op.clone(axis=axes)(mask.choose(rows, T.constant(neutral, dtype=rows.dtype)))]
+
+
+def _positions(node: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Return the index of an Apply node that picks elements, or adds to them, if it consists of constant positions."""
+    if not isinstance(node.op, (ops.AdvancedIncSubtensor, ops.AdvancedSubtensor)):
+        return []
+    index = ops.advanced_index(inputs[isinstance(node.op, ops.AdvancedIncSubtensor) :], node.op)
+    are_positions = [isinstance(one, TensorConstant) and one.ndim < 2 and one.dtype != "bool" for one in index]
+    return index if all(are_positions) else []
 
 
 def _is_positions(constant: Any, axis: int) -> bool:

@@ -217,9 +217,10 @@ class ModelData:
 
     def is_observed(self, one: Any) -> bool:
         """Return whether a variable is a constant of observed values."""
+        if not isinstance(one, TensorConstant):
+            return False
         values = [self._model.rvs_to_values[each] for each in self._model.observed_RVs]
-        arrays = [each.data for each in values if isinstance(each, TensorConstant)]
-        return isinstance(one, TensorConstant) and any(one.data is each for each in arrays)
+        return any(one.data is each.data for each in values if isinstance(each, TensorConstant))
 
     def fit(self, expressions: Sequence[Any]) -> None:
         """Set the number of rows for a function of some expressions.
