@@ -79,6 +79,7 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
     cores = count_cores()
     parts = [
         *_packages(search_path, answers, engine),
+        *_device(record.get("device", ""), environment),
         *compiling,
         *blas_parts(answers["engine"], working, prepared, openblas, engine),
         Part("cpu", "cores", OK, f"{cores} of {os.cpu_count()}"),
@@ -98,6 +99,15 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
         note = "no NVIDIA driver was found; `info --gpu` shows what GPUs need, also those of OpenCL"
         parts.append(Part("cpu", "GPUs", OK, "not examined", "", note))
     return Report(version, engine.title, parts, devices, changed, cores, room)
+
+
+def _device(name: str, environment: Mapping[str, str]) -> list[Part]:
+    """Return a part for a device of Theano's old GPU backend, with which Theano 1.0 cannot be imported."""
+    if not name.startswith("gpu"):
+        return []
+    place = chosen_in("device", environment) or "a configuration file"
+    note = f"{place} sets device={name}, of a backend that Theano 1.0 does not have: it cannot be imported"
+    return [Part("cpu", "device", UNUSABLE, name, "", note, "export THEANO_FLAGS=device=cpu")]
 
 
 def _costs(environment: Mapping[str, str]) -> list[Part]:

@@ -50,15 +50,18 @@ if cxx and flags:
         report(trouble=str(error))
 """
 
-#: Reports Theano's compiler, the flags of its BLAS, and the result of linking to it. Uses the CPU regardless of the
-#: user's flags and configuration files, because GPUs are tested elsewhere.
+#: Reports the device that the user's flags and configuration files name, Theano's compiler, the flags of its BLAS, and
+#: the result of linking to it. Uses the CPU regardless of the device, because GPUs are tested elsewhere.
 THEANO = (
     _LISTEN
     + """
 cpu = "device=cpu,init_gpu_device=,contexts=,force_device=False"
-os.environ["THEANO_FLAGS"] = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), cpu]))
+given = os.environ.get("THEANO_FLAGS", "")
+os.environ["THEANO_FLAGS"] = ",".join(filter(None, [given, cpu]))
 import synkhronos, theano
+from theano.configparser import parse_config_string, theano_cfg
 from theano.gof import cmodule
+report(device=parse_config_string(given).get("device") or theano_cfg.get("global", "device", fallback=""))
 synkhronos.fork  # all of the package is imported by now
 config = theano.config
 cxx, flags = config.cxx, config.blas.ldflags
