@@ -500,7 +500,7 @@ NUTPIE = """
 
         def count(self, *args):
             calls.append(1)
-            if len(calls) == 100:
+            if len(calls) == 1000:  # more than ten draws take while the chain is tuned
                 end()
             return call(self, *args)
 
