@@ -210,7 +210,7 @@ def test_what_a_mask_selects_in_other_computations(synchronize):
 
 @pytest.mark.parametrize("share", [0, 0.1, 1])
 def test_masks_of_the_program(synchronize, share):
-    """Values that are set, with the mask of all rows and of none, are chosen by rows; what is added is gathered."""
+    """Values that are set, or added, with the mask of all rows and of none, are chosen by rows."""
     synchronize(2)
     mask = np.random.default_rng(3).random(N) < share
     with pm.Model() as model:

@@ -488,7 +488,8 @@ class _Selections:
         value, (output,) = inputs[0], node.outputs
         if value not in self._found or value.ndim != output.ndim or known_lengths(value) != known_lengths(output):
             return None
-        return self._note(copied(node, inputs), *self._found[value][:1], [self._found[value][1]])
+        mask, rows = self._found[value]
+        return self._note(copied(node, inputs), mask, [rows])
 
     def _reduced(self, node: Any, inputs: list[Any]) -> list[Any] | None:
         if inputs[0] not in self._found:
@@ -504,8 +505,6 @@ class _Selections:
 
 def _positions(node: Any, inputs: Sequence[Any]) -> list[Any]:
     """Return the index of an Apply node that picks elements, or adds to them, if it consists of constant positions."""
-    if not isinstance(node.op, (ops.AdvancedIncSubtensor, ops.AdvancedSubtensor)):
-        return []
     index = ops.advanced_index(inputs[isinstance(node.op, ops.AdvancedIncSubtensor) :], node.op)
     are_positions = [isinstance(one, TensorConstant) and one.ndim < 2 and one.dtype != "bool" for one in index]
     return index if all(are_positions) else []
