@@ -237,15 +237,19 @@ class VariableTable:
         return tuple(self._key_of[var.container] for var in variables)
 
     def __getitem__(self, key: int) -> Any:
+        return self._variable(key, self._containers[key])
+
+    def items(self) -> dict[int, Any]:
+        # The list keeps the containers alive: the garbage collector may end others at any step of a loop.
+        return {key: self._variable(key, container) for key, container in list(self._containers.items())}
+
+    def _variable(self, key: int, container: Any) -> Any:
         var = self._by_key.get(key)
         if var is None:  # the program has dropped the variable that was added, but not an alias with its container
-            (cls, name), container = self._like[key], self._containers[key]
+            cls, name = self._like[key]
             var = cls(name=name, type=container.type, value=None, strict=None, container=container)
             self._by_key[key] = var
         return var
-
-    def items(self) -> dict[int, Any]:
-        return {key: self[key] for key in list(self._containers)}
 
 
 # -- tracking of the values that other ranks have

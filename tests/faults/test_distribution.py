@@ -11,6 +11,7 @@ from scripts import run_script
 
 import synkhronos as synk
 from synkhronos._graph import VariableTable, dump, load
+from synkhronos._utils.interrupts import FinalizerQueue
 
 
 class TestOneThatCannotBeLoaded:
@@ -343,3 +344,26 @@ def test_equal_traces_are_pickled_once():
     for tag in tags:
         tag.trace = []
     assert with_traces - len(dump({0: function}, VariableTable(None)).pickled) < one_trace + 25 * len(tags)
+
+
+def test_variables_may_end_at_any_step_of_a_distribution(no_garbage_collection):
+    """The garbage collector may run whenever Python allocates, and end variables that are in reference cycles."""
+
+    class Shared(type(theano.shared(0.0))):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            gc.collect()
+
+    table = VariableTable(FinalizerQueue())
+    kept = theano.shared(1.0)
+    alias = Shared(name="alias", type=kept.type, value=None, strict=None, container=kept.container)
+    table.put(0, alias)
+    del alias  # `items` creates it again
+    gc.collect()
+    ended = theano.shared(2.0)
+    ended.container.cycle = ended.container
+    table.put(1, ended)
+    del ended
+    variables = table.items()
+    assert variables[0].container is kept.container
+    assert variables[1].get_value() == 2
