@@ -187,6 +187,12 @@ def pytest_pycollect_makemodule(module_path, parent):
     return module
 
 
+def pytest_collection_finish(session):
+    """Exclude the modules and tests that exist now from garbage collection: they are a million objects that stay."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item):
     """On PyTensor, skip tests of features that it does not support."""
     mark = item.get_closest_marker("theano_only")
