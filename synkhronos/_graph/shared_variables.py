@@ -237,19 +237,16 @@ class VariableTable:
         return tuple(self._key_of[var.container] for var in variables)
 
     def __getitem__(self, key: int) -> Any:
-        return self._variable(key, self._containers[key])
-
-    def items(self) -> dict[int, Any]:
-        # The list keeps the containers alive: the garbage collector may end others at any step of a loop.
-        return {key: self._variable(key, container) for key, container in list(self._containers.items())}
-
-    def _variable(self, key: int, container: Any) -> Any:
         var = self._by_key.get(key)
         if var is None:  # the program has dropped the variable that was added, but not an alias with its container
-            cls, name = self._like[key]
+            (cls, name), container = self._like[key], self._containers[key]
             var = cls(name=name, type=container.type, value=None, strict=None, container=container)
             self._by_key[key] = var
         return var
+
+    def items(self) -> dict[int, Any]:
+        containers = list(self._containers.items())  # kept alive: the garbage collector may end others meanwhile
+        return {key: self[key] for key, _ in containers}
 
 
 # -- tracking of the values that other ranks have
