@@ -10,34 +10,34 @@ values itself, so that results are still equal on all nodes.
 
 Invariants
 ----------
-* All leaders begin the first steps of the pieces in the same order, because MPI matches collectives by their order. The
-  same holds for the second steps. Each step has its own communicator.
+* All leaders begin the same pieces in the same order, because the order determines the tags of messages.
 * A leader that has voted for a collective begins all of its pieces, because the others may wait for them. If its own
-  ranks have failed, it sends arbitrary data.
+  ranks have failed, it sends empty messages, and the collective fails on all nodes.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Callable, NamedTuple
 
 import numpy as np
 
-from synkhronos._collectives.buckets import Algorithm, reduced
+from synkhronos._collectives.buckets import Algorithm
 from synkhronos._native import native
-from synkhronos._processes import Deadline, LeaderTransport, Transfer
+from synkhronos._processes import Deadline, LeaderTransport
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import shares
+from synkhronos.errors import CollectiveAborted
 
 #: ``lend(what, size, dtype)`` returns scratch memory for the purpose ``what``, reserved until the piece is complete.
 Lend = Callable[[str, int, np.dtype], np.ndarray]
 
 
-def _reducing(
+def _reduce(
     comm: LeaderTransport, way: Algorithm, given: np.ndarray, result: np.ndarray, lend: Lend, short: str
-) -> Iterator[Transfer | None]:
-    """Reduce a piece step by step; yield the transfer of each step, which must complete before the next step begins.
+) -> native.Piece:
+    """Begin to reduce a piece.
 
     Parameters
     ----------
@@ -54,43 +54,37 @@ def _reducing(
         Wire dtype, ``"float16"`` or ``"bfloat16"``. Empty: the dtype of ``given``.
     """
     n, node, length = len(way.rows), comm.node, len(result)
-    cuts = shares(length, n)
-    own = slice(*cuts[node].bounds)
-    sizes = list(map(len, cuts))
-    counts = [size * way.rows[node] for size in sizes]
-    got_counts = [sizes[node] * k for k in way.rows]
-    counts[node] = got_counts[node] = 0
-    mine = given.reshape(-1, length)[:, own]
-    dtype = np.dtype(np.uint16) if short else given.dtype
-    is_brain = short == "bfloat16"
-    sent = given
+    cuts = [slice(*cut.bounds) for cut in shares(length, n)]
+    own, others = cuts[node], [one for one in range(n) if one != node]
+    of_others = [way.rows[one] * (own.stop - own.start) for one in others]
+    rows = given.reshape(-1, length)
+    sent, wire, dtype = rows, result, given.dtype
     if short:
-        sent = lend("halves", length, dtype)
-        native.narrow(given, sent, is_brain)
-    elif len(mine) > 1:
-        rows = given.reshape(-1, length)
-        parts = [rows[:, cut.start : cut.stop].reshape(-1) for cut in cuts]
-        sent = np.concatenate([np.empty(0, dtype) if one == node else part for one, part in enumerate(parts)])
-    # a leader does not send its own share to itself: the counts for it are 0
-    got = lend("got", sum(got_counts), dtype)
-    places = None if len(mine) > 1 else [cut.start for cut in cuts]
+        wire, dtype = lend("halves", length, np.dtype(np.uint16)), np.dtype(np.uint16)
+        native.narrow(given, wire, short == "bfloat16")
+        sent = wire.reshape(1, length)
+    got = lend("got", sum(of_others), dtype)
     wide = lend("wide", len(got), given.dtype) if short else got
-    brought = np.split(wide, np.cumsum(got_counts)[:-1])
-    brought[node] = np.ascontiguousarray(mine)
-    yield comm.all_to_all(sent, counts, places, got, got_counts)
-    if short:
-        native.widen(got, wide, is_brain)
-    reduced(way, brought, result[own])
-    if not short:
-        yield comm.all_gather(result, sizes)
-        return
-    native.narrow(result[own], sent[own], is_brain)
-    yield comm.all_gather(sent, sizes)
-    native.widen(sent, result, is_brain)
+    ends = np.cumsum(of_others)[:-1]
+    brought = dict(zip(others, np.split(wide, ends)))
+    brought[node] = np.ascontiguousarray(rows[:, own])
+    operands = [row for one in range(n) for row in brought[one].reshape(way.rows[one], -1)]
+    return comm.exchange(
+        (
+            [(one, np.ascontiguousarray(sent[:, cuts[one]])) for one in others],
+            [(one, wire[own]) for one in others],
+        ),
+        (
+            list(zip(others, np.split(got, ends))),
+            [(one, wire[cuts[one]]) for one in others],
+        ),
+        (way.between, operands, result[own]),
+        (got, wide, wire, result, own.start, short == "bfloat16") if short else None,
+    )
 
 
-def _gathering(comm: LeaderTransport, full: np.ndarray, sizes: Sequence[int]) -> Iterator[Transfer | None]:
-    """Gather a piece in steps, as `_reducing` does; the first step has no transfer.
+def _gather(comm: LeaderTransport, full: np.ndarray, sizes: Sequence[int]) -> native.Piece:
+    """Begin to gather a piece.
 
     Parameters
     ----------
@@ -100,8 +94,9 @@ def _gathering(comm: LeaderTransport, full: np.ndarray, sizes: Sequence[int]) ->
     sizes : sequence of int
         Number of elements of each node.
     """
-    yield None
-    yield comm.all_gather(full, sizes)
+    parts = dict(enumerate(np.split(full, np.cumsum(sizes)[:-1])))
+    own = parts.pop(comm.node)
+    return comm.exchange(([], [(one, own) for one in parts]), ([], list(parts.items())))
 
 
 class Plan(NamedTuple):
@@ -120,27 +115,6 @@ class Plan(NamedTuple):
     how: Algorithm | list[int]
     length: int
     dtype: np.dtype
-
-
-class _Piece:
-    """A piece in flight.
-
-    Attributes
-    ----------
-    transfer : Transfer or None
-        Transfer of the current step; ``None`` if the step has none.
-    is_second : bool
-        Whether the piece is in its second step.
-    """
-
-    def __init__(self, steps: Iterator[Transfer | None]) -> None:
-        self.steps = steps
-        self.transfer = next(steps)
-        self.is_second = False
-
-    def is_through(self) -> bool:
-        """Return whether the transfer of the current step is complete."""
-        return self.transfer is None or self.transfer.is_complete()
 
 
 class Pieces:
@@ -164,8 +138,9 @@ class Pieces:
     ) -> None:
         self._comm, self._plans, self._check, self._short = comm, plans, check, short
         self._deadline = deadline
-        self._under_way: deque[_Piece] = deque()
+        self._under_way: deque[native.Piece] = deque()
         self._n_begun = self._n_complete = 0
+        self._has_failed = self._is_leaving = False
 
     def begin(self, given: np.ndarray, result: np.ndarray, lend: Lend) -> None:
         """Begin the next piece.
@@ -173,7 +148,7 @@ class Pieces:
         Parameters
         ----------
         given : array
-            Contribution of this leader, as for `_reducing`. Ignored in an all-gather, where ``result`` contains it.
+            Contribution of this leader, as for `_reduce`. Ignored in an all-gather, where ``result`` contains it.
         result : array
             Destination of the result.
         lend : callable
@@ -184,41 +159,44 @@ class Pieces:
         how = self._plans[self._n_begun].how
         with deferred_interrupts():
             if isinstance(how, list):
-                steps = _gathering(self._comm, result, how)
+                piece = _gather(self._comm, result, how)
             else:
                 is_short = how.dtype == np.float32 == how.returned and max(how.rows) == 1
-                steps = _reducing(self._comm, how, given, result, lend, self._short if is_short else "")
-            self._under_way.append(_Piece(steps))
+                piece = _reduce(self._comm, how, given, result, lend, self._short if is_short else "")
+            if self._is_leaving:
+                piece.fail()
+            self._under_way.append(piece)
             self._n_begun += 1  # not earlier: after a MemoryError, `fill_in` must begin this piece
             self._advance()
 
     def finish(self, n: int) -> None:
-        """Wait until the first ``n`` pieces are complete."""
+        """Wait until the first ``n`` pieces are complete; raise `CollectiveAborted` if another leader has failed."""
         if self._n_complete < n:
             with deferred_interrupts():
                 self._deadline.begin()
-                self._comm.complete(lambda: self._advance() >= n, self._check)
+                self._comm.complete(lambda: self._advance() >= n, self._check, self._is_leaving)
                 self._deadline.begin()
+        if self._has_failed and not self._is_leaving:
+            raise CollectiveAborted("a rank of another node failed")
 
     def _advance(self) -> int:
         """Advance all pieces as far as possible without waiting; return the number of complete pieces."""
         for piece in self._under_way:
-            if not piece.is_second:
-                if not piece.is_through():
-                    break  # all leaders must begin second steps in the same order
-                piece.transfer, piece.is_second = next(piece.steps), True
-        while self._under_way and self._under_way[0].is_second and self._under_way[0].is_through():
-            next(self._under_way[0].steps, None)
-            self._under_way.popleft()
+            self._comm.advance(piece)
+        while self._under_way and self._under_way[0].is_complete:
+            self._has_failed = self._under_way.popleft().has_failed or self._has_failed
             self._n_complete += 1
         return self._n_complete
 
     def fill_in(self) -> None:
-        """Complete the exchange after the ranks of this node have failed; zeros replace their data."""
+        """Complete the exchange after this leader or a rank of its node has failed, with empty messages."""
 
         def lend(what: str, size: int, dtype: np.dtype) -> np.ndarray:
             return np.zeros(size, dtype)
 
+        self._is_leaving = True
+        for piece in self._under_way:
+            piece.fail()
         while self._n_begun < len(self._plans):
             how, length, dtype = self._plans[self._n_begun]
             n_rows = 1 if isinstance(how, list) else how.rows[self._comm.node]

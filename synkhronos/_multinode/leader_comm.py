@@ -13,13 +13,14 @@ Invariants
   numbered. An order that arrives after a later one is dropped, because the controller no longer waits for it.
 * Commands are numbered, and a vote is identified by the number of its command and its own number. Votes and aborts of
   earlier commands are dropped.
-* Either all leaders enter an MPI collective, or none: each enters only after it has the votes of all others. A leader
-  may fail after it has voted and before it has all votes. It then takes part later, with arbitrary data. The command
-  fails on its node, so the controller raises an error and discards the results of the command.
+* Either all leaders enter an exchange, or none: each enters only after it has the votes of all others. A leader may fail
+  after it has voted, and then sends empty messages in place of those that it owes (see exchange.h). The exchange fails
+  on each leader that receives one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import socket
@@ -27,47 +28,18 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import numpy as np
 
 from synkhronos import _backends
 from synkhronos._multinode.heartbeat import Heartbeat, Reason
 from synkhronos._multinode.node_messages import Stop
-from synkhronos._processes import Completion, Lengths, ProcessGroup
+from synkhronos._native import native
+from synkhronos._processes import Arrays, Completion, ProcessGroup
 from synkhronos._utils.interrupts import deferred_interrupts, handle_interrupts
 from synkhronos._utils.rendezvous import RESTART, drain_output
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, NodeLost, SessionError
-
-
-class Transfer(NamedTuple):
-    """Non-blocking MPI collective in flight; it is one step of an exchange.
-
-    Attributes
-    ----------
-    request : mpi4py.MPI.Request
-    arrays : tuple of array
-        Arrays that MPI reads and writes, kept alive until the collective is complete.
-    """
-
-    request: Any
-    arrays: tuple[np.ndarray, ...]
-
-    def is_complete(self) -> bool:
-        """Return whether the transfer has completed."""
-        return bool(self.request.Test())
-
-
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return array.view(np.uint8)
-
-
-def _layout(lengths: Lengths, itemsize: int, starts: Lengths | None = None) -> tuple[list[int], list[int]]:
-    """Return the size and the offset of each part, in bytes."""
-    counts = [length * itemsize for length in lengths]
-    if starts is None:
-        return counts, [sum(counts[:i]) for i in range(len(counts))]
-    return counts, [start * itemsize for start in starts]
 
 
 def describe() -> dict[str, str]:
@@ -123,6 +95,15 @@ class MultiNodeSync:
         self._sync.abort()
 
 
+def _make_exchange(mpi: Any, communicator: Any) -> native.Exchange:
+    """Return an exchange of arrays that calls the functions of MPI which mpi4py has loaded."""
+    library = ctypes.CDLL(mpi.__file__)  # unlike the process's own symbols, it has those of its libraries
+    names = ("MPI_Isend", "MPI_Irecv", "MPI_Test", "MPI_Get_count")
+    functions = tuple(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names)
+    handles = mpi._handleof(communicator), mpi._handleof(mpi.BYTE)
+    return native.Exchange(mpi._sizeof(mpi.Request), *handles, functions)
+
+
 def _agree(votes: dict[int, Any]) -> bool:
     """Return whether the exchange takes place: all words are equal and not ``None``."""
     words = {word for word, _ in votes.values()}
@@ -132,11 +113,13 @@ def _agree(votes: dict[int, Any]) -> bool:
 #: Tags of messages.
 ORDER, ANSWER, VOTE, ABORT = 1, 2, 3, 4
 
+_N_TAGS = 8192  # pieces in flight have different tags, of which MPI guarantees 32,768
+
 _SPIN_SECONDS = 2e-4  # duration of a wait until the process begins to yield its core
 _YIELD_SECONDS = 2e-2  # duration of a wait until the process begins to sleep
 _LONGEST_NAP = 4e-3  # longest sleep
 _LOOK_SECONDS = 0.05  # time between two checks
-_DEFERRED_SECONDS = 2.0  # longest time for which an exchange delays Ctrl-C
+_DEFERRED_SECONDS = 2.0  # longest time for which the end of an exchange delays Ctrl-C
 
 
 class LeaderComm:
@@ -173,7 +156,9 @@ class LeaderComm:
 
         self._mpi = mpi
         self._messages, self._rows = mpi.COMM_WORLD.Dup(), pkl5.Intracomm(mpi.COMM_WORLD.Dup())
-        self._parts, self._wholes = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
+        self._arrays = mpi.COMM_WORLD.Dup()
+        self._exchange = _make_exchange(mpi, self._arrays)
+        self._n_pieces = 0
         self.node, self.n_nodes = self._messages.Get_rank(), self._messages.Get_size()
         self.others = [node for node in range(self.n_nodes) if node != self.node]
         self._sending: list[Any] = []
@@ -435,67 +420,55 @@ class LeaderComm:
 
     # -- exchange of arrays
 
-    def all_to_all(
-        self, given: np.ndarray, lengths: Lengths, starts: Lengths | None, got: np.ndarray, got_lengths: Lengths
-    ) -> Transfer:
-        """Begin to send a part of an array to each leader, and to receive a part from each leader.
+    def exchange(
+        self,
+        sends: tuple[Arrays, Arrays],
+        receives: tuple[Arrays, Arrays],
+        reduction: tuple[Any, ...] | None = None,
+        narrowing: tuple[Any, ...] | None = None,
+    ) -> native.Piece:
+        """Begin to exchange a piece in two steps; see `native.Exchange.begin`. All leaders begin the same pieces."""
+        tag = 4 * (self._n_pieces % _N_TAGS)
+        piece = self._exchange.begin(tag, sends[0], receives[0], sends[1], receives[1], reduction, narrowing)
+        self._n_pieces += 1
+        return piece
 
-        Parameters
-        ----------
-        given : array
-            Array to send.
-        lengths : sequence of int
-            Number of elements to send to each leader.
-        starts : sequence of int, or None
-            Index of the first element for each leader; ``None``: the parts follow each other.
-        got : array
-            Destination of the received parts, which are concatenated.
-        got_lengths : sequence of int
-            Number of elements to receive from each leader.
-        """
-        byte = self._mpi.BYTE
-        sent = [_bytes(given), _layout(lengths, given.itemsize, starts), byte]
-        received = [_bytes(got), _layout(got_lengths, got.itemsize), byte]
-        return Transfer(self._parts.Ialltoallv(sent, received), (given, got))
+    def advance(self, piece: native.Piece) -> bool:
+        """Advance a piece without waiting; return whether it is complete."""
+        return self._exchange.advance(piece)
 
-    def all_gather(self, array: np.ndarray, lengths: Lengths) -> Transfer:
-        """Begin to gather an array in place.
+    def complete(self, is_done: Callable[[], bool], check: Callable[[], None], is_leaving: bool) -> None:
+        """Wait until pieces are complete.
 
-        Parameters
-        ----------
-        array : array
-            Parts of all leaders, in node order. It already contains this leader's part.
-        lengths : sequence of int
-            Number of elements of each leader's part.
-        """
-        received = [_bytes(array), _layout(lengths, array.itemsize), self._mpi.BYTE]
-        return Transfer(self._wholes.Iallgatherv(self._mpi.IN_PLACE, received), (array,))
-
-    def complete(self, is_done: Callable[[], bool], check: Callable[[], None]) -> None:
-        """Wait until transfers are complete.
-
-        If an exception ends the wait, this program can have no other session, because MPI may still write to the
-        arrays.
+        A signal handler may end the wait, and `complete_exchange` then completes the pieces. If anything else ends it,
+        this program can have no other session, because MPI may still write to the arrays.
 
         Parameters
         ----------
         is_done : callable
-            Returns whether the transfers are complete.
+            Returns whether the pieces are complete.
         check : callable
             Called regularly; may raise.
+        is_leaving : bool
+            Whether this leader has failed, and sends empty messages. It then handles signals only after some time.
         """
         start = time.perf_counter()
+        is_interrupted = False
 
         def look() -> None:
-            if time.perf_counter() - start > _DEFERRED_SECONDS:
+            nonlocal is_interrupted
+            if not is_leaving or time.perf_counter() - start > _DEFERRED_SECONDS:
+                is_interrupted = not is_leaving
                 handle_interrupts()
+                is_interrupted = False
             check()
 
         try:
             self.wait(is_done, look)
         except BaseException:
-            self.is_lost = True
-            self._abandoned.append(is_done)
+            if not is_interrupted:
+                self.is_lost = True
+                self._abandoned.append(is_done)
             raise
 
     # -- shutdown

@@ -6,43 +6,7 @@
 
 #include <string.h>
 
-/* -- Conversion of float32 arrays to and from float16 or bfloat16, rounding to nearest, ties to even. A bfloat16 number
- * is the upper half of a float32 number. */
-
-/* Compiled for several instruction sets; the dynamic linker picks the best one. */
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
-#define MULTIVERSION __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define MULTIVERSION
-#endif
-
-static inline uint16_t float_to_bfloat16(float x)
-{
-    uint32_t bits = bits_of(x), rounded = bits + 0x7fff + ((bits >> 16) & 1);
-    return (uint16_t)(select_bits((bits & 0x7fffffff) > 0x7f800000, bits | 0x400000, rounded) >> 16);
-}
-
-MULTIVERSION
-static void narrow_all(const float *restrict from, uint16_t *restrict to, npy_intp n, int is_bfloat16)
-{
-    if (is_bfloat16)
-        for (npy_intp i = 0; i < n; i++)
-            to[i] = float_to_bfloat16(from[i]);
-    else
-        for (npy_intp i = 0; i < n; i++)
-            to[i] = (uint16_t)float_to_half(from[i]);
-}
-
-MULTIVERSION
-static void widen_all(const uint16_t *restrict from, float *restrict to, npy_intp n, int is_bfloat16)
-{
-    if (is_bfloat16)
-        for (npy_intp i = 0; i < n; i++)
-            to[i] = float_of((uint32_t)from[i] << 16);
-    else
-        for (npy_intp i = 0; i < n; i++)
-            to[i] = half_to_float(from[i]);
-}
+/* -- Conversion of float32 arrays to and from 16 bits */
 
 static PyObject *convert(PyObject *args, int narrows)
 {
@@ -58,9 +22,9 @@ static PyObject *convert(PyObject *args, int narrows)
     }
     Py_BEGIN_ALLOW_THREADS
     if (narrows)
-        narrow_all(PyArray_DATA(from), PyArray_DATA(to), n, is_bfloat16);
+        narrow_floats(PyArray_DATA(from), PyArray_DATA(to), (size_t)n, is_bfloat16);
     else
-        widen_all(PyArray_DATA(from), PyArray_DATA(to), n, is_bfloat16);
+        widen_floats(PyArray_DATA(from), PyArray_DATA(to), (size_t)n, is_bfloat16);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -168,8 +132,8 @@ PyMODINIT_FUNC PyInit_native(void)
 {
     static PyMethodDef *const others[] = {synkhronos_call_functions, synkhronos_heap_functions, synkhronos_process_functions,
                                           synkhronos_reduction_functions, synkhronos_thread_functions};
-    static PyTypeObject *const types[] = {&CollectivesType, &DescriptorType, &FastCallType,
-                                          &HeapType, &ReductionType, &SentValueType, &SyncType};
+    static PyTypeObject *const types[] = {&CollectivesType, &DescriptorType, &ExchangeType, &FastCallType,
+                                          &HeapType, &PieceType, &ReductionType, &SentValueType, &SyncType};
     import_array();
     PyObject *module = PyModule_Create(&definition);
     int failed = module == NULL || PyModule_AddIntMacro(module, SENT) || PyModule_AddIntMacro(module, ANSWERED)

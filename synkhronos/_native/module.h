@@ -25,8 +25,8 @@ extern PyMethodDef synkhronos_call_functions[], synkhronos_heap_functions[], syn
     synkhronos_reduction_functions[], synkhronos_thread_functions[];
 
 /* Types of the module; native.pyi describes them. */
-extern PyTypeObject CollectivesType, DescriptorType, FastCallType, HeapType, ReductionType, SentValueType,
-    SyncType;
+extern PyTypeObject CollectivesType, DescriptorType, ExchangeType, FastCallType, HeapType, PieceType, ReductionType,
+    SentValueType, SyncType;
 
 /* -- sync_module.c */
 

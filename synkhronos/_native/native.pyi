@@ -311,6 +311,81 @@ class Collectives:
             written.
         """
 
+# -- exchange_module.c
+
+class Piece:
+    """Arrays that node leaders exchange together; `Exchange.begin` makes it.
+
+    Attributes
+    ----------
+    is_complete : bool
+        Whether all messages have been sent and received, so that the arrays may be used again.
+    has_failed : bool
+        Whether this leader or another has failed, so that the result is undefined.
+    """
+
+    is_complete: bool
+    has_failed: bool
+    def fail(self) -> None:
+        """Send empty messages from now on, because this leader has failed."""
+
+class Exchange:
+    """Exchange of arrays between node leaders by non-blocking MPI messages.
+
+    Parameters
+    ----------
+    handle_bytes : int
+        Size of MPI's handles: 4 or 8.
+    communicator, byte : int
+        Handles of a communicator for these messages only, and of ``MPI_BYTE``.
+    functions : tuple of int
+        Addresses of ``MPI_Isend``, ``MPI_Irecv``, ``MPI_Test`` and ``MPI_Get_count``.
+    """
+
+    def __init__(self, handle_bytes: int, communicator: int, byte: int, functions: tuple[int, ...]) -> None: ...
+    def begin(
+        self,
+        tag: int,
+        first_sends: list[tuple[int, NDArray[Any]]],
+        first_receives: list[tuple[int, NDArray[Any]]],
+        second_sends: list[tuple[int, NDArray[Any]]],
+        second_receives: list[tuple[int, NDArray[Any]]],
+        reduction: tuple[Any, ...] | None,
+        narrowing: tuple[Any, ...] | None,
+        /,
+    ) -> Piece:
+        """Begin to exchange a piece. It advances only in calls of `advance`.
+
+        Parameters
+        ----------
+        tag : int
+            The first of four consecutive tags that the messages have.
+        first_sends, first_receives, second_sends, second_receives : list of tuple
+            C-contiguous arrays to send and to receive in each step, each with the number of the other leader. Those of
+            the second step may be the result of the first.
+        reduction : tuple, or None
+            ``(reduction, operands, out)``: a `Reduction` of a list of arrays, between the steps; ``None``: there is
+            none.
+        narrowing : tuple, or None
+            ``(got, wide, sent, result, start, is_bfloat16)`` if messages have 16 bits for each float32 number. ``got``
+            is widened into ``wide`` before the reduction. Its out, which is ``result[start:start + n]``, is narrowed
+            into ``sent``, and ``sent`` is widened into ``result`` at the end.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If arguments do not fit.
+        """
+
+    def advance(self, piece: Piece, /) -> bool:
+        """Advance a piece as far as possible without waiting, with the GIL released; return whether it is complete.
+
+        Raises
+        ------
+        RuntimeError
+            If a function of MPI returns an error.
+        """
+
 # -- fast_call_module.c
 
 class FastCall:

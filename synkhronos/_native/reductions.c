@@ -532,3 +532,41 @@ reduction *reduction_create(const struct kernels *kernels, enum operation operat
 
 #define KERNELS reductions_plain
 #include "reductions_loops.h"
+
+/* -- Conversion of float32 arrays to and from float16 or bfloat16, rounding to nearest, ties to even. A bfloat16 number
+ * is the upper half of a float32 number. */
+
+/* Compiled for several instruction sets; the dynamic linker picks the best one. */
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
+#define MULTIVERSION __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define MULTIVERSION
+#endif
+
+static inline uint16_t float_to_bfloat16(float x)
+{
+    uint32_t bits = bits_of(x), rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    return (uint16_t)(select_bits((bits & 0x7fffffff) > 0x7f800000, bits | 0x400000, rounded) >> 16);
+}
+
+MULTIVERSION
+void narrow_floats(const float *restrict from, uint16_t *restrict to, size_t n, int is_bfloat16)
+{
+    if (is_bfloat16)
+        for (size_t i = 0; i < n; i++)
+            to[i] = float_to_bfloat16(from[i]);
+    else
+        for (size_t i = 0; i < n; i++)
+            to[i] = (uint16_t)float_to_half(from[i]);
+}
+
+MULTIVERSION
+void widen_floats(const uint16_t *restrict from, float *restrict to, size_t n, int is_bfloat16)
+{
+    if (is_bfloat16)
+        for (size_t i = 0; i < n; i++)
+            to[i] = float_of((uint32_t)from[i] << 16);
+    else
+        for (size_t i = 0; i < n; i++)
+            to[i] = half_to_float(from[i]);
+}

@@ -54,4 +54,8 @@ void add_to_sums(const struct kernels *kernels, void *sums, enum type type, cons
                  double share, size_t length);
 void mean_of_sums(void *out, enum type returned, const void *sums, int64_t total, size_t length);
 
+/* Convert float32 numbers to float16 or bfloat16 numbers, rounding to nearest, ties to even; and back. */
+void narrow_floats(const float *from, uint16_t *to, size_t n, int is_bfloat16);
+void widen_floats(const uint16_t *from, float *to, size_t n, int is_bfloat16);
+
 #endif

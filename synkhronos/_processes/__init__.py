@@ -2,11 +2,10 @@
 
 from synkhronos._processes.monitor import SessionStatus
 from synkhronos._processes.process_group import (
+    Arrays,
     Completion,
     LeaderTransport,
-    Lengths,
     ProcessGroup,
-    Transfer,
     World,
     check_exchange,
     check_nodes,

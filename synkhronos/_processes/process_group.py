@@ -24,11 +24,12 @@ import contextlib
 import logging
 import os
 from collections.abc import Sequence
-from typing import Callable, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
 
 from synkhronos._memory import FdChannel, Mailbox, Segment
+from synkhronos._native import native
 from synkhronos._processes.monitor import StatusBoard
 from synkhronos._processes.rank_process import RankProcess, describe_exit, log
 from synkhronos._processes.sync import ANSWERED, SENT, Barrier, Deadline, RankSync
@@ -44,18 +45,11 @@ def kind_of(device: str) -> str:
     return device.rstrip("0123456789:")
 
 
-#: A number of elements for each leader.
-Lengths = Sequence[int]
+#: Arrays that a leader sends to others, or receives from them, each with the number of the other node.
+Arrays = list[tuple[int, np.ndarray]]
 
 #: Completes an exchange of arrays on behalf of a leader that has failed.
 Completion = Callable[[], None]
-
-
-class Transfer(Protocol):
-    """A non-blocking step of an exchange between node leaders."""
-
-    def is_complete(self) -> bool:
-        """Return whether the step has completed."""
 
 
 class LeaderTransport(Protocol):
@@ -83,15 +77,19 @@ class LeaderTransport(Protocol):
     def complete_exchange(self) -> None:
         """Take part in the rest of an exchange that all leaders have agreed on, after this leader has failed."""
 
-    def all_to_all(
-        self, given: np.ndarray, lengths: Lengths, starts: Lengths | None, got: np.ndarray, got_lengths: Lengths
-    ) -> Transfer:
-        """Begin to send a part of an array to each leader, and to receive a part from each leader."""
+    def exchange(
+        self,
+        sends: tuple[Arrays, Arrays],
+        receives: tuple[Arrays, Arrays],
+        reduction: tuple[Any, ...] | None = None,
+        narrowing: tuple[Any, ...] | None = None,
+    ) -> native.Piece:
+        """Begin to exchange a piece in two steps; see `native.Exchange.begin`. All leaders begin the same pieces."""
 
-    def all_gather(self, array: np.ndarray, lengths: Lengths) -> Transfer:
-        """Begin to gather an array in place; each leader has a part of it."""
+    def advance(self, piece: native.Piece) -> bool:
+        """Advance a piece without waiting; return whether it is complete."""
 
-    def complete(self, is_done: Callable[[], bool], check: Callable[[], None]) -> None:
+    def complete(self, is_done: Callable[[], bool], check: Callable[[], None], is_leaving: bool) -> None:
         """Wait until ``is_done()`` returns ``True``; ``check`` is called regularly, and may raise."""
 
 

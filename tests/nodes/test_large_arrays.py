@@ -1,10 +1,10 @@
-"""Large arrays, which nodes send in pieces: rounding, gathers, 16-bit wire dtypes, and interrupts.
+"""Large arrays, which nodes send in pieces: rounding, gathers, 16-bit wire dtypes, interrupts, and slow links.
 
-Each process that mpiexec starts is a node. Pieces are small here, so that each array has many of them.
+Each process that mpiexec starts is a node. Pieces are small in most tests, so that each array has many of them.
 """
 
 import pytest
-from mpi_jobs import HELPERS, needs_mpi, output_of
+from mpi_jobs import HELPERS, ends_well, hear, needs_mpi, output_of, start_until_ready
 
 pytestmark = needs_mpi
 
@@ -213,3 +213,40 @@ def test_a_rank_that_fails_during_an_exchange():
         (2, 1),
     )
     assert lines[-1] == "fine"
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast"])
+@pytest.mark.parametrize("rate", ["10mbit", "40mbit"])
+def test_ctrl_c_during_an_exchange_over_a_slow_link(hosts, tmp_path, rate, collective):
+    """The bytes in flight are limited by the link's rate, so an interrupt ends an exchange of 40 MB soon."""
+    limited = tmp_path / "limited"
+    job = start_until_ready(
+        hosts,
+        f"""
+        import threading
+        synk.fork(1, use_gpu=False)
+        large, small = theano.shared(np.ones(10_000_000, "float32")), theano.shared(np.ones(9))
+        synk.broadcast([large, small])
+        say("ready")
+        while not os.path.exists({str(limited)!r}):
+            time.sleep(0.01)
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        since = time.monotonic() + 1
+        try:
+            synk.{collective}(large)
+        except KeyboardInterrupt:
+            say(time.monotonic() - since)
+        synk.all_reduce(small, "sum")
+        say(set(small.get_value()))
+        """,
+    )
+    hosts.limit(rate)
+    try:
+        limited.touch()
+        seconds = float(hear(job)[1])
+        assert hear(job)[1] == "{2.0}"
+    finally:
+        hosts.limit(None)
+    ends_well(hosts, job)
+    print(f"Ctrl-C in {collective} at {rate}: {seconds:.2f} s")
+    assert seconds < 3
