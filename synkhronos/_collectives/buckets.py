@@ -146,7 +146,7 @@ Undivided = tuple[np.ndarray, Optional[np.ndarray], Union[Algorithm, list[int]]]
 Piece = list[Bucket]
 
 
-def divide(parts: Sequence[Undivided]) -> tuple[list[Bucket], list[Piece]]:
+def divide(parts: Sequence[Undivided], small_bytes: int = _SMALL_BYTES) -> tuple[list[Bucket], list[Piece]]:
     """Split a collective into small arrays, which are sent with the votes, and pieces.
 
     A large array is split into several pieces. Consecutive smaller arrays with the same reduction share a piece.
@@ -155,6 +155,8 @@ def divide(parts: Sequence[Undivided]) -> tuple[list[Bucket], list[Piece]]:
     ----------
     parts : sequence of Undivided
         Arrays of the collective.
+    small_bytes : int
+        Limit on the total size of the arrays that are sent with the votes.
 
     Returns
     -------
@@ -173,7 +175,7 @@ def divide(parts: Sequence[Undivided]) -> tuple[list[Bucket], list[Piece]]:
             n_bytes = array.itemsize * sum(how)
         else:
             n_bytes = array.size * max(how.dtype.itemsize * max(how.rows), how.returned.itemsize)
-        if total + n_bytes <= _SMALL_BYTES:
+        if total + n_bytes <= small_bytes:
             total += n_bytes
             small.append(part)
         elif isinstance(how, list):

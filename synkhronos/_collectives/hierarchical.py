@@ -12,7 +12,9 @@ between the nodes, the ranks of each node reduce the next piece and fetch the re
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Callable, cast
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, cast
 
 import numpy as np
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 _AGREED, _REFUSED = 0, 1
 _UNDER_WAY = 2  # pieces in flight between the nodes
+_LEAST_AHEAD = 256 * 1024  # bytes of a reduction that begins before all of its arrays exist
 
 
 def make_transport(group: ProcessGroup, workspace: Workspace, heap: native.Heap) -> HostTransport:
@@ -55,6 +58,60 @@ def make_transport(group: ProcessGroup, workspace: Workspace, heap: native.Heap)
     """
     local = workspace, group.sync, heap, group.barrier, group.timeline
     return SharedMemoryTransport(*local) if len(group.world.sizes) == 1 else HierarchicalTransport(*local, group=group)
+
+
+class Expected(NamedTuple):
+    """Division of a reduction into pieces that are exchanged as soon as their arrays exist.
+
+    Attributes
+    ----------
+    order : tuple of int
+        Indices of the arrays, in the order in which they come into existence.
+    pieces : list of list of tuple
+        For each piece, the indices of its arrays, and the range of elements of each.
+    n_ready : list of int
+        Number of complete pieces after each further array.
+    plans : list of Plan
+        Plan of each piece.
+    """
+
+    order: tuple[int, ...]
+    pieces: list[list[tuple[int, slice]]]
+    n_ready: list[int]
+    plans: list[Plan]
+
+
+class Ahead:
+    """A reduction that has begun before all of its arrays exist.
+
+    Parameters
+    ----------
+    expected : Expected
+    reductions : sequence of Algorithm
+        Reduction of each array.
+    signature : int
+        Must be equal on all ranks.
+
+    Attributes
+    ----------
+    arrays : dict of int to array
+        Arrays that exist, by index.
+    n_begun : int
+        Number of pieces that were begun.
+    between : Pieces or None
+        Exchange with the other leaders; ``None`` on other ranks, and before the first piece.
+    is_refused : bool
+        Whether the leaders have not agreed on the exchange. Only a leader knows it.
+    is_dropped : bool
+        Whether all ranks of this node have given up.
+    """
+
+    def __init__(self, expected: Expected, reductions: Sequence[Algorithm], signature: int) -> None:
+        self.expected, self.reductions, self.signature = expected, reductions, signature
+        self.arrays: dict[int, np.ndarray] = {}
+        self.n_begun = 0
+        self.between: Pieces | None = None
+        self.is_refused = self.is_dropped = False
 
 
 class HierarchicalTransport(SharedMemoryTransport):
@@ -103,7 +160,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         between = None
         try:
             if self._leads:
-                between = self._between(large)
+                between = self._exchange_of(self._plans(large))
                 brought = [memory for _, memory, _ in there if memory is not None]
                 results = self._vote(small, brought, None if agreed is None else signature, between.fill_in)
             if agreed is None:
@@ -112,9 +169,11 @@ class HierarchicalTransport(SharedMemoryTransport):
                 self._run_here([], _REFUSED)
                 return None
             directly = self._move(large, between, [self._back(*both) for both in zip(small, results)])
+            if between is not None:
+                self._comm.end_exchange(between.fill_in)
         except BaseException:
             if self._leads:
-                self._comm.complete_exchange()  # otherwise the other leaders would wait for this one
+                self._comm.complete_exchanges()  # otherwise the other leaders would wait for this one
             raise
         return None if directly is None else directly or agreed
 
@@ -190,8 +249,8 @@ class HierarchicalTransport(SharedMemoryTransport):
         self._left += results
         return results
 
-    def _between(self, pieces: list[Piece]) -> Pieces:
-        """Return the exchange of the pieces with the other leaders, which have the same pieces."""
+    def _plans(self, pieces: list[Piece]) -> list[Plan]:
+        """Return the plan of each piece for its exchange with the other leaders, which have the same pieces."""
         ranks = [self._world.ranks_of(node) for node in range(len(self._world.sizes))]
         plans = []
         for piece in pieces:
@@ -201,6 +260,9 @@ class HierarchicalTransport(SharedMemoryTransport):
                 plans.append(Plan(sizes, sum(sizes), array.dtype))
             else:
                 plans.append(Plan(how, length_of(piece), how.dtype))
+        return plans
+
+    def _exchange_of(self, plans: list[Plan]) -> Pieces:
         check = functools.partial(check_exchange, self._group)
         return Pieces(self._comm, plans, self._deadline, check, self._world.wire_dtype or "")
 
@@ -252,6 +314,144 @@ class HierarchicalTransport(SharedMemoryTransport):
             now = []
         return directly
 
+    # -- reductions that begin before all of their arrays exist
+
+    def expect(
+        self,
+        kinds: Sequence[tuple[tuple[int, ...], np.dtype]],
+        reductions: Sequence[Algorithm],
+        order: Sequence[int],
+    ) -> Expected | None:
+        """Divide a reduction into pieces that are exchanged as soon as their arrays exist.
+
+        Parameters
+        ----------
+        kinds : sequence of tuple
+            Shape and dtype of each array.
+        reductions : sequence of Algorithm
+            Reduction of each array.
+        order : sequence of int
+            Indices of the arrays, in the order in which they come into existence.
+
+        Returns
+        -------
+        Expected or None
+            ``None`` if the arrays are small, or cannot be reduced within a node.
+        """
+        arrays = [np.broadcast_to(np.empty((), dtype), math.prod(shape)) for shape, dtype in kinds]  # without memory
+        if sum(array.nbytes for array in arrays) < _LEAST_AHEAD or any(max(how.rows) > 1 for how in reductions):
+            return None
+        pieces = divide([(arrays[i], None, reductions[i]) for i in order], small_bytes=0)[1]
+        ends = np.cumsum([arrays[i].size for i in order])
+        places: list[list[tuple[int, slice]]] = []
+        end = 0
+        for piece in pieces:
+            places.append([])
+            for part in piece:
+                place = int(np.searchsorted(ends, end, side="right"))
+                start = end - int(ends[place]) + arrays[order[place]].size
+                places[-1].append((order[place], slice(start, start + part.array.size)))
+                end += part.array.size
+        n_ready = np.searchsorted(np.cumsum(list(map(length_of, pieces))), ends, side="right")
+        return Expected(tuple(order), places, n_ready.tolist(), self._plans(pieces))
+
+    def add(self, ahead: Ahead, array: np.ndarray) -> None:
+        """Add the next array of a reduction, and begin to exchange the pieces that are complete with it."""
+        order, pieces, n_ready, plans = ahead.expected
+        ahead.arrays[order[len(ahead.arrays)]] = array
+        ready = range(ahead.n_begun, n_ready[len(ahead.arrays) - 1])
+        if ahead.is_dropped or not ready:
+            return
+        there: list[Part] = []
+        memories = []
+        for k in ready:
+            parts = [Bucket(ahead.arrays[i].reshape(-1)[some], None, ahead.reductions[i]) for i, some in pieces[k]]
+            given, result = self._memory_ahead(parts, k)
+            memories.append((given, result))
+            for part, memory in zip(parts, split_memory(parts, given)):
+                if memory is not part.array:
+                    there.append((part.array, memory, self._within(part)))
+        if self._run_here(there, _REFUSED if ahead.is_refused else ahead.signature) is None:
+            self.drop(ahead)
+            return
+        ahead.n_begun = ready.stop
+        if not self._leads:
+            return
+        if ahead.between is None:
+            ahead.between = self._exchange_of(plans)
+            ahead.is_refused = self._vote([], [], ahead.signature, ahead.between.fill_in) is None
+        if ahead.is_refused:  # the ranks of this node learn it in the next collective
+            return
+        for k, (given, result) in zip(ready, memories):
+            assert given is not None and result is not None
+            ahead.between.begin(given, result, functools.partial(self._lend_ahead, k))
+        if self._comm.may_poll:
+            self._comm.exchange.poll()
+
+    def finish(self, ahead: Ahead, outs: Sequence[np.ndarray]) -> bool:
+        """Wait for the results of a reduction whose arrays were all added.
+
+        Parameters
+        ----------
+        ahead : Ahead
+        outs : sequence of array
+            Destination of each result. They may be the operands.
+
+        Returns
+        -------
+        bool
+            Whether there are results. If not, no rank has any, and the operands are unchanged.
+        """
+        if ahead.is_dropped:
+            return False
+        fits = not ahead.is_refused
+        if ahead.between is not None and fits:
+            try:
+                ahead.between.finish(len(ahead.expected.plans))
+            except CollectiveAborted:
+                fits = False
+            self._comm.end_exchange(ahead.between.fill_in)
+        there = []
+        for k, piece in enumerate(ahead.expected.pieces):
+            parts = [
+                Bucket(ahead.arrays[i].reshape(-1)[some], outs[i].reshape(-1)[some], ahead.reductions[i])
+                for i, some in piece
+            ]
+            there += [self._back(*both) for both in zip(parts, split_memory(parts, self._result_ahead(parts, k)))]
+        return self._run_here(there, ahead.signature if fits else _REFUSED) is not None
+
+    def drop(self, ahead: Ahead) -> None:
+        """Give up a reduction; its operands are unchanged."""
+        ahead.is_dropped = True
+        if ahead.between is not None and not ahead.is_refused:
+            self._comm.complete_exchanges()
+
+    def leave(self) -> None:
+        """Leave the reductions that have begun, because the function of this rank has failed."""
+        if self._leads:
+            self._comm.leave()
+
+    def _memory_ahead(self, piece: Piece, k: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Return memory for this node's contribution to piece ``k``, and for its result; ``None`` on non-leaders."""
+        result, how = self._result_ahead(piece, k), piece[0].how
+        assert isinstance(how, Algorithm)
+        if result is None or how.within is not None:
+            return result, result
+        if len(piece) == 1 and self._n_local == 1:
+            return piece[0].array, result
+        return self._lend_ahead(k, "rows", self._n_local * length_of(piece), how.dtype), result
+
+    def _result_ahead(self, piece: Piece, k: int) -> np.ndarray | None:
+        if not self._leads:
+            return None
+        return self._lend_ahead(k, "result", length_of(piece), piece[0].dtype_of_result)
+
+    def _lend_ahead(self, k: int, what: str, size: int, dtype: np.dtype) -> np.ndarray:
+        """Return memory for piece ``k`` of a reduction that has begun; later reductions reuse it."""
+        return self._reused(("ahead " + what, k), size, dtype)
+
+    # -- memory
+
     def _memory_for(self, piece: Piece, turn: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Return memory for this node's contribution to a piece, and for the result; ``None`` on non-leaders.
 
@@ -278,7 +478,10 @@ class HierarchicalTransport(SharedMemoryTransport):
 
     def _lend(self, turn: int, what: str, size: int, dtype: np.dtype) -> np.ndarray:
         """Return scratch memory for the piece of a turn; later turns reuse it when that piece is complete."""
-        key, n_bytes = (what, turn % (_UNDER_WAY + 2)), size * np.dtype(dtype).itemsize
+        return self._reused((what, turn % (_UNDER_WAY + 2)), size, dtype)
+
+    def _reused(self, key: tuple[str, int], size: int, dtype: np.dtype) -> np.ndarray:
+        n_bytes = size * np.dtype(dtype).itemsize
         memory = self._lent.get(key)
         if memory is None or len(memory) < n_bytes:
             memory = self._lent[key] = np.empty(n_bytes, np.uint8)

@@ -10,7 +10,8 @@ values itself, so that results are still equal on all nodes.
 
 Invariants
 ----------
-* All leaders begin the same pieces in the same order, because the order determines the tags of messages.
+* All leaders begin the same pieces, and number them in the same order, because the numbers determine the tags of
+  messages.
 * A leader that has voted for a collective begins all of its pieces, because the others may wait for them. If its own
   ranks have failed, it sends empty messages, and the collective fails on all nodes.
 """
@@ -35,13 +36,22 @@ Lend = Callable[[str, int, np.dtype], np.ndarray]
 
 
 def _reduce(
-    comm: LeaderTransport, way: Algorithm, given: np.ndarray, result: np.ndarray, lend: Lend, short: str
+    comm: LeaderTransport,
+    number: int,
+    way: Algorithm,
+    given: np.ndarray,
+    result: np.ndarray,
+    lend: Lend,
+    short: str,
+    has_failed: bool,
 ) -> native.Piece:
     """Begin to reduce a piece.
 
     Parameters
     ----------
     comm : LeaderTransport
+    number : int
+        Number of the piece, which determines the tags of its messages.
     way : Algorithm
     given : array
         Contribution of this leader: its arrays, concatenated.
@@ -52,6 +62,8 @@ def _reduce(
         Returns scratch memory; see `Lend`.
     short : str
         Wire dtype, ``"float16"`` or ``"bfloat16"``. Empty: the dtype of ``given``.
+    has_failed : bool
+        Whether this leader has failed, and sends empty messages.
     """
     n, node, length = len(way.rows), comm.node, len(result)
     cuts = [slice(*cut.bounds) for cut in shares(length, n)]
@@ -69,7 +81,8 @@ def _reduce(
     brought = dict(zip(others, np.split(wide, ends)))
     brought[node] = np.ascontiguousarray(rows[:, own])
     operands = [row for one in range(n) for row in brought[one].reshape(way.rows[one], -1)]
-    return comm.exchange(
+    return comm.begin_piece(
+        number,
         (
             [(one, np.ascontiguousarray(sent[:, cuts[one]])) for one in others],
             [(one, wire[own]) for one in others],
@@ -80,23 +93,31 @@ def _reduce(
         ),
         (way.between, operands, result[own]),
         (got, wide, wire, result, own.start, short == "bfloat16") if short else None,
+        has_failed,
     )
 
 
-def _gather(comm: LeaderTransport, full: np.ndarray, sizes: Sequence[int]) -> native.Piece:
+def _gather(
+    comm: LeaderTransport, number: int, full: np.ndarray, sizes: Sequence[int], has_failed: bool
+) -> native.Piece:
     """Begin to gather a piece.
 
     Parameters
     ----------
     comm : LeaderTransport
+    number : int
+        Number of the piece, which determines the tags of its messages.
     full : array
         Destination of the result. It already contains this leader's part in its place.
     sizes : sequence of int
         Number of elements of each node.
+    has_failed : bool
+        Whether this leader has failed, and sends empty messages.
     """
     parts = dict(enumerate(np.split(full, np.cumsum(sizes)[:-1])))
     own = parts.pop(comm.node)
-    return comm.exchange(([], [(one, own) for one in parts]), ([], list(parts.items())))
+    sends = [(one, own) for one in parts]
+    return comm.begin_piece(number, ([], sends), ([], list(parts.items())), None, None, has_failed)
 
 
 class Plan(NamedTuple):
@@ -130,7 +151,7 @@ class Pieces:
     check : callable
         Called regularly while this leader waits for the others; may raise.
     short : str
-        Wire dtype, as for `_reducing`. It is used for pieces that are float32 throughout.
+        Wire dtype, as for `_reduce`. It is used for pieces that are float32 throughout.
     """
 
     def __init__(
@@ -141,6 +162,7 @@ class Pieces:
         self._under_way: deque[native.Piece] = deque()
         self._n_begun = self._n_complete = 0
         self._has_failed = self._is_leaving = False
+        self._first: int | None = None  # number of the first piece
 
     def begin(self, given: np.ndarray, result: np.ndarray, lend: Lend) -> None:
         """Begin the next piece.
@@ -158,19 +180,22 @@ class Pieces:
             return  # a signal handler has closed the session, and `fill_in` has begun all pieces
         how = self._plans[self._n_begun].how
         with deferred_interrupts():
+            if self._first is None:
+                self._first = self._comm.reserve_tags(len(self._plans))
+            number = self._first + self._n_begun
             if isinstance(how, list):
-                piece = _gather(self._comm, result, how)
+                piece = _gather(self._comm, number, result, how, self._is_leaving)
             else:
                 is_short = how.dtype == np.float32 == how.returned and max(how.rows) == 1
-                piece = _reduce(self._comm, how, given, result, lend, self._short if is_short else "")
-            if self._is_leaving:
-                piece.fail()
+                short = self._short if is_short else ""
+                piece = _reduce(self._comm, number, how, given, result, lend, short, self._is_leaving)
             self._under_way.append(piece)
             self._n_begun += 1  # not earlier: after a MemoryError, `fill_in` must begin this piece
             self._advance()
 
     def finish(self, n: int) -> None:
         """Wait until the first ``n`` pieces are complete; raise `CollectiveAborted` if another leader has failed."""
+        self._comm.exchange.rest()
         if self._n_complete < n:
             with deferred_interrupts():
                 self._deadline.begin()
@@ -181,8 +206,7 @@ class Pieces:
 
     def _advance(self) -> int:
         """Advance all pieces as far as possible without waiting; return the number of complete pieces."""
-        for piece in self._under_way:
-            self._comm.advance(piece)
+        self._comm.exchange.advance()
         while self._under_way and self._under_way[0].is_complete:
             self._has_failed = self._under_way.popleft().has_failed or self._has_failed
             self._n_complete += 1

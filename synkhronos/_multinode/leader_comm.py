@@ -6,16 +6,17 @@ must be the same on all nodes.
 
 Invariants
 ----------
-* Only one thread calls MPI: the main thread of a leader, or, on the controller, the holder of the session's lock.
+* One thread calls MPI: the main thread of a leader, or, on the controller, the holder of the session's lock. While a
+  function computes, a C thread may advance exchanges (see exchange.h); a lock makes one thread at a time advance them.
 * A leader never blocks in an MPI call. It polls for messages, checks its own process group, and sleeps in between, for
   increasing times.
 * Messages with large arrays use another communicator than those without, so that one may overtake the other. Orders are
   numbered. An order that arrives after a later one is dropped, because the controller no longer waits for it.
 * Commands are numbered, and a vote is identified by the number of its command and its own number. Votes and aborts of
   earlier commands are dropped.
-* Either all leaders enter an exchange, or none: each enters only after it has the votes of all others. A leader may fail
-  after it has voted, and then sends empty messages in place of those that it owes (see exchange.h). The exchange fails
-  on each leader that receives one.
+* Either all leaders enter an exchange, or none: each enters only after it has the votes of all others. A leader may
+  fail after it has voted, and then sends empty messages in place of those that it owes (see exchange.h). The exchange
+  fails on each leader that receives one.
 """
 
 from __future__ import annotations
@@ -138,6 +139,10 @@ class LeaderComm:
         Numbers of the other nodes.
     hosts : list of str
         Host names of all nodes.
+    exchange : Exchange
+        Exchange of arrays with the other leaders.
+    may_poll : bool
+        Whether MPI allows calls from several threads, so that a thread may advance exchanges.
     differences : str
         Differences of versions between the nodes; see `describe_differences`.
     orders : deque
@@ -157,7 +162,8 @@ class LeaderComm:
         self._mpi = mpi
         self._messages, self._rows = mpi.COMM_WORLD.Dup(), pkl5.Intracomm(mpi.COMM_WORLD.Dup())
         self._arrays = mpi.COMM_WORLD.Dup()
-        self._exchange = _make_exchange(mpi, self._arrays)
+        self.exchange = _make_exchange(mpi, self._arrays)
+        self.may_poll = mpi.Query_thread() == mpi.THREAD_MULTIPLE
         self._n_pieces = 0
         self.node, self.n_nodes = self._messages.Get_rank(), self._messages.Get_size()
         self.others = [node for node in range(self.n_nodes) if node != self.node]
@@ -178,8 +184,7 @@ class LeaderComm:
         # identifier of the vote that this leader waits for, and of one that it has left; each with its `fill_in`
         self._voting: tuple[tuple[int, int], Completion] | None = None
         self._owed: tuple[tuple[int, int], Completion] | None = None
-        self._due: Completion | None = None  # `fill_in` of the exchange that follows a successful vote
-        self._abandoned: list[Any] = []  # keeps arrays alive to which MPI may still write
+        self._due: list[Completion] = []  # `fill_in` of each exchange that follows a successful vote, and is not over
         self._pid = os.getpid()
         self._looked_after = 0.0  # time of the last check of the heartbeat process
         self._heartbeat.start(self.hosts, [door for _, _, door in known])
@@ -315,6 +320,7 @@ class LeaderComm:
     def begin(self, number: int) -> None:
         """Begin a command, and drop the votes of earlier ones."""
         self.number, self._meeting = number, 0
+        self._due.clear()
         owed = self._owed and self._owed[0]
         self._votes = {key: votes for key, votes in self._votes.items() if key[0] >= number or key == owed}
 
@@ -341,7 +347,7 @@ class LeaderComm:
             Called regularly with the numbers of the nodes that have not voted; may raise.
         fill_in : callable
             Takes part in the exchange on behalf of this leader, if this leader fails. If it fails after the vote,
-            `complete_exchange` calls it. If this method raises, it is called later, provided that all words are equal.
+            `complete_exchanges` calls it. If this method raises, it is called later, provided that all words are equal.
 
         Returns
         -------
@@ -367,7 +373,7 @@ class LeaderComm:
         def look() -> None:
             check([node for node in self.others if node not in votes])
 
-        self._owed = self._due = None
+        self._owed = None
         try:
             with deferred_interrupts():  # either all leaders receive the vote, or none
                 self._meeting += 1
@@ -378,7 +384,10 @@ class LeaderComm:
             self.wait(found, look)
             if self._voting is None:
                 raise SessionError(CLOSED_WITHIN)
-            self._voting, self._due = None, fill_in if _agree(votes) else None
+            with deferred_interrupts():
+                self._voting = None
+                if _agree(votes):
+                    self._due.append(fill_in)
         except BaseException:
             self._owed, self._voting = self._voting or self._owed, None
             raise
@@ -398,20 +407,25 @@ class LeaderComm:
                 if _agree(votes):
                     fill_in()
 
-    def complete_exchange(self) -> None:
-        """Take part in the rest of an exchange that all leaders have agreed on, after this leader has failed."""
+    def end_exchange(self, fill_in: Completion) -> None:
+        """Note that an exchange after a vote is complete."""
+        if fill_in in self._due:
+            self._due.remove(fill_in)
+
+    def complete_exchanges(self) -> None:
+        """Take part in the rest of each exchange that all leaders have agreed on, after this leader has failed."""
         with deferred_interrupts():
-            fill_in, self._due = self._due, None
-            if fill_in is not None and not self.is_lost:
-                fill_in()
+            while self._due and not self.is_lost:
+                self._due.pop()()
 
     def leave(self) -> None:
         """Abort the current command, and leave its vote or exchange, which a signal handler may have interrupted."""
+        self.exchange.rest()
         with deferred_interrupts():
             self.abort()
             if self._voting is not None:
                 self._owed, self._voting = self._voting, None
-            self.complete_exchange()
+            self.complete_exchanges()
 
     def _check_aborted(self) -> None:
         """Raise `CollectiveAborted` if a leader has aborted the current command."""
@@ -420,27 +434,29 @@ class LeaderComm:
 
     # -- exchange of arrays
 
-    def exchange(
+    def reserve_tags(self, n: int) -> int:
+        """Return the number of the first of ``n`` pieces. All leaders reserve the same numbers in the same order."""
+        first = self._n_pieces
+        self._n_pieces += n
+        return first
+
+    def begin_piece(
         self,
+        number: int,
         sends: tuple[Arrays, Arrays],
         receives: tuple[Arrays, Arrays],
-        reduction: tuple[Any, ...] | None = None,
-        narrowing: tuple[Any, ...] | None = None,
+        reduction: tuple[Any, ...] | None,
+        narrowing: tuple[Any, ...] | None,
+        has_failed: bool,
     ) -> native.Piece:
-        """Begin to exchange a piece in two steps; see `native.Exchange.begin`. All leaders begin the same pieces."""
-        tag = 4 * (self._n_pieces % _N_TAGS)
-        piece = self._exchange.begin(tag, sends[0], receives[0], sends[1], receives[1], reduction, narrowing)
-        self._n_pieces += 1
-        return piece
-
-    def advance(self, piece: native.Piece) -> bool:
-        """Advance a piece without waiting; return whether it is complete."""
-        return self._exchange.advance(piece)
+        """Begin to exchange a piece in two steps; see `native.Exchange.begin`."""
+        tag = 4 * (number % _N_TAGS)
+        return self.exchange.begin(tag, sends[0], receives[0], sends[1], receives[1], reduction, narrowing, has_failed)
 
     def complete(self, is_done: Callable[[], bool], check: Callable[[], None], is_leaving: bool) -> None:
         """Wait until pieces are complete.
 
-        A signal handler may end the wait, and `complete_exchange` then completes the pieces. If anything else ends it,
+        A signal handler may end the wait, and `complete_exchanges` then completes the pieces. If anything else ends it,
         this program can have no other session, because MPI may still write to the arrays.
 
         Parameters
@@ -468,7 +484,6 @@ class LeaderComm:
         except BaseException:
             if not is_interrupted:
                 self.is_lost = True
-                self._abandoned.append(is_done)
             raise
 
     # -- shutdown
@@ -480,6 +495,7 @@ class LeaderComm:
     def close(self) -> None:
         """Finalize MPI when all sent messages have arrived. All leaders call this."""
         if self.is_own_process() and not self._mpi.Is_finalized():
+            self.exchange.rest()
             self.wait(self.has_arrived)
             self._heartbeat.leave()
             self._mpi.Finalize()

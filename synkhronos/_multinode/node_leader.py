@@ -238,6 +238,7 @@ class NodeRanks:
         assert self._replica is not None and envelope.command is not None
         try:
             self._replica.forget(*envelope.release)
+            self._replica.heed(envelope.n_failures)
             reply = self._replica.execute(envelope.command)
         except (WorkerDied, WorkerTimeout):
             raise

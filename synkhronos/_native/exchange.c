@@ -1,6 +1,7 @@
 /* See exchange.h. */
 #include "exchange.h"
 
+#include <signal.h>
 #include <time.h>
 
 #define LEAST_WINDOW (2 * CHUNK_BYTES)
@@ -9,6 +10,7 @@
 #define UNACKNOWLEDGED 2           /* chunks at the end of each message */
 #define ACKNOWLEDGEMENT_NS 2000000 /* time between two acknowledgements of a message */
 #define ACKNOWLEDGEMENT_TAG 2      /* more than the tag of the message */
+#define NAP_NS 300000              /* of the thread, whose core computes meanwhile */
 
 typedef int isend_numbers(const void *, int, int, int, int, int, int *);
 typedef int isend_pointers(const void *, int, void *, int, int, void *, void **);
@@ -21,6 +23,7 @@ typedef int get_count_pointer(const void *status, void *type, int *count);
 void exchange_init(struct exchange *self, const struct mpi *mpi)
 {
     *self = (struct exchange){.mpi = *mpi, .window = LEAST_WINDOW};
+    pthread_mutex_init(&self->lock, NULL);
 }
 
 static int64_t now_ns(void)
@@ -231,11 +234,10 @@ static void combine(const struct piece *piece)
                       narrowing->is_bfloat16);
 }
 
-int exchange_advance(struct exchange *self, struct piece *piece)
+/* Advance a piece; sets whether it is complete. */
+static int advance(struct exchange *self, struct piece *piece, int *is_done)
 {
     int error = 0;
-    if (piece->state == COMPLETE)
-        return 0;
     for (size_t i = 0; !error && i < piece->n_receives[0]; i++)
         error = receive(self, piece, &piece->receives[0][i]);
     for (size_t i = 0; !error && i < piece->n_sends[0]; i++)
@@ -256,12 +258,71 @@ int exchange_advance(struct exchange *self, struct piece *piece)
     for (size_t i = 0; i < piece->n_sends[1]; i++)
         if ((error = send(self, piece, &piece->sends[1][i])))
             return error;
-    if (is_sent && are_complete(piece->sends[1], piece->n_sends[1])
-        && are_complete(piece->receives[1], piece->n_receives[1])) {
-        const struct narrowing *narrowing = piece->narrowing;
-        if (narrowing != NULL && !piece->failed)
-            widen_floats(narrowing->sent, narrowing->result, narrowing->n_result, narrowing->is_bfloat16);
-        piece->state = COMPLETE;
-    }
+    const struct narrowing *narrowing = piece->narrowing;
+    *is_done = is_sent && are_complete(piece->sends[1], piece->n_sends[1])
+               && are_complete(piece->receives[1], piece->n_receives[1]);
+    if (*is_done && narrowing != NULL && !piece->failed)
+        widen_floats(narrowing->sent, narrowing->result, narrowing->n_result, narrowing->is_bfloat16);
     return 0;
+}
+
+void exchange_add(struct exchange *self, struct piece *piece)
+{
+    pthread_mutex_lock(&self->lock);
+    struct piece **end = &self->first;
+    while (*end != NULL)
+        end = &(*end)->next;
+    *end = piece;
+    pthread_mutex_unlock(&self->lock);
+}
+
+int exchange_advance(struct exchange *self)
+{
+    pthread_mutex_lock(&self->lock);
+    struct piece **place = &self->first;
+    while (!self->error && *place != NULL) {
+        struct piece *piece = *place;
+        int is_done = 0;
+        self->error = advance(self, piece, &is_done);
+        if (is_done) {
+            *place = piece->next;
+            __atomic_store_n(&piece->state, COMPLETE, __ATOMIC_RELEASE);
+        } else {
+            place = &piece->next;
+        }
+    }
+    int error = self->error;
+    pthread_mutex_unlock(&self->lock);
+    return error;
+}
+
+static void *poll(void *argument)
+{
+    struct exchange *self = argument;
+    while (!__atomic_load_n(&self->must_end, __ATOMIC_ACQUIRE) && !exchange_advance(self))
+        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+    return NULL;
+}
+
+int exchange_poll(struct exchange *self)
+{
+    if (self->is_polling)
+        return 0;
+    sigset_t every, before;
+    sigfillset(&every);
+    self->must_end = 0;
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    int failed = pthread_create(&self->thread, NULL, poll, self);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    self->is_polling = !failed;
+    return failed;
+}
+
+void exchange_rest(struct exchange *self)
+{
+    if (self->is_polling) {
+        __atomic_store_n(&self->must_end, 1, __ATOMIC_RELEASE);
+        pthread_join(self->thread, NULL);
+        self->is_polling = 0;
+    }
 }

@@ -15,6 +15,7 @@
 #define SYNKHRONOS_EXCHANGE_H
 
 #include "reductions.h"
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -70,21 +71,34 @@ struct piece {
     void *out;                  /* this leader's share of the result */
     size_t length, start;       /* elements of this share, and its first element in the result */
     const struct narrowing *narrowing; /* NULL: none */
-    enum state state;
+    enum state state; /* set to COMPLETE last, with release ordering, by any thread */
     int failed;
+    struct piece *next; /* in the queue */
 };
 
 struct exchange {
     struct mpi mpi;
-    size_t in_flight, window;   /* bytes */
-    size_t counted;             /* bytes that were acknowledged since `since` */
-    int64_t since;              /* nanoseconds */
+    pthread_mutex_t lock;
+    struct piece *first;           /* queue of the pieces that are not complete */
+    int error;                     /* error code of MPI; nothing is advanced after an error */
+    size_t in_flight, window;      /* bytes */
+    size_t counted;                /* bytes that were acknowledged since `since` */
+    int64_t since;                 /* nanoseconds */
     _Alignas(16) char status[128]; /* an MPI_Status */
+    pthread_t thread;
+    int is_polling, must_end; /* whether there is the thread, and whether it must end */
 };
 
 void exchange_init(struct exchange *self, const struct mpi *mpi);
 
-/* Advance a piece as far as possible without waiting. Returns a nonzero error code if MPI fails. */
-int exchange_advance(struct exchange *self, struct piece *piece);
+/* Append a piece to the queue. It must stay in place until it is complete. */
+void exchange_add(struct exchange *self, struct piece *piece);
+
+/* Advance all pieces of the queue as far as possible without waiting. Returns `error`. */
+int exchange_advance(struct exchange *self);
+
+/* Advance the pieces in a thread, until `exchange_rest`; returns a nonzero error number if there can be no thread. */
+int exchange_poll(struct exchange *self);
+void exchange_rest(struct exchange *self);
 
 #endif

@@ -26,7 +26,7 @@ static PyObject *piece_fail(Piece *self, PyObject *nothing)
 
 static PyObject *piece_is_complete(Piece *self, void *nothing)
 {
-    return PyBool_FromLong(self->piece.state == COMPLETE);
+    return PyBool_FromLong(__atomic_load_n(&self->piece.state, __ATOMIC_ACQUIRE) == COMPLETE);
 }
 
 static PyObject *piece_has_failed(Piece *self, void *nothing)
@@ -59,6 +59,7 @@ PyTypeObject PieceType = {
 typedef struct {
     PyObject_HEAD
     struct exchange exchange;
+    PyObject *pieces; /* list: keeps those of the queue alive */
 } Exchange;
 
 /* The data of a C-contiguous array; NULL with an exception set. */
@@ -152,12 +153,24 @@ static int parse_narrowing(struct narrowing *narrowing, size_t *start, PyObject 
     return 0;
 }
 
+/* Forget the pieces that are complete; -1 with an exception set. */
+static int forget_complete(Exchange *self)
+{
+    for (Py_ssize_t i = PyList_GET_SIZE(self->pieces) - 1; i >= 0; i--) {
+        const Piece *one = (Piece *)PyList_GET_ITEM(self->pieces, i);
+        if (__atomic_load_n(&one->piece.state, __ATOMIC_ACQUIRE) == COMPLETE
+            && PySequence_DelItem(self->pieces, i) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 static PyObject *exchange_begin(Exchange *self, PyObject *args)
 {
     PyObject *sends[2], *receives[2], *reduction, *narrowing;
-    int tag;
-    if (!PyArg_ParseTuple(args, "iO!O!O!O!OO", &tag, &PyList_Type, &sends[0], &PyList_Type, &receives[0],
-                          &PyList_Type, &sends[1], &PyList_Type, &receives[1], &reduction, &narrowing))
+    int tag, has_failed;
+    if (!PyArg_ParseTuple(args, "iO!O!O!O!OOp", &tag, &PyList_Type, &sends[0], &PyList_Type, &receives[0],
+                          &PyList_Type, &sends[1], &PyList_Type, &receives[1], &reduction, &narrowing, &has_failed))
         return NULL;
     Piece *made = (Piece *)PieceType.tp_alloc(&PieceType, 0);
     if (made == NULL)
@@ -181,29 +194,46 @@ static PyObject *exchange_begin(Exchange *self, PyObject *args)
         failed = parse_narrowing(&made->narrowing, &piece->start, narrowing);
         piece->narrowing = &made->narrowing;
     }
-    if (failed) {
+    if (failed || forget_complete(self) < 0 || PyList_Append(self->pieces, (PyObject *)made) < 0) {
         Py_DECREF(made);
         return NULL;
     }
     Py_INCREF(args);
     made->arguments = args;
+    piece->failed = has_failed;
+    Py_BEGIN_ALLOW_THREADS
+    exchange_add(&self->exchange, piece);
+    Py_END_ALLOW_THREADS
     return (PyObject *)made;
 }
 
-static PyObject *exchange_advance_piece(Exchange *self, PyObject *object)
+static PyObject *exchange_advance_all(Exchange *self, PyObject *nothing)
 {
-    if (!PyObject_TypeCheck(object, &PieceType)) {
-        PyErr_SetString(PyExc_TypeError, "expected a Piece");
-        return NULL;
-    }
-    Piece *piece = (Piece *)object;
     int error;
     Py_BEGIN_ALLOW_THREADS
-    error = exchange_advance(&self->exchange, &piece->piece);
+    error = exchange_advance(&self->exchange);
     Py_END_ALLOW_THREADS
     if (error)
         return PyErr_Format(PyExc_RuntimeError, "MPI returned the error code %d", error);
-    return PyBool_FromLong(piece->piece.state == COMPLETE);
+    Py_RETURN_NONE;
+}
+
+static PyObject *exchange_begin_polling(Exchange *self, PyObject *nothing)
+{
+    int error = exchange_poll(&self->exchange);
+    if (error) {
+        errno = error;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *exchange_end_polling(Exchange *self, PyObject *nothing)
+{
+    Py_BEGIN_ALLOW_THREADS
+    exchange_rest(&self->exchange);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 static PyObject *exchange_new(PyTypeObject *class, PyObject *args, PyObject *keywords)
@@ -217,17 +247,31 @@ static PyObject *exchange_new(PyTypeObject *class, PyObject *args, PyObject *key
     if (handle_bytes != sizeof(int) && handle_bytes != sizeof(void *))
         return PyErr_Format(PyExc_ValueError, "MPI's handles have %zd bytes; expected 4 or 8", handle_bytes);
     Exchange *self = (Exchange *)class->tp_alloc(class, 0);
-    if (self != NULL)
+    if (self == NULL)
+        return NULL;
+    self->pieces = PyList_New(0);
+    if (self->pieces == NULL)
+        Py_CLEAR(self);
+    else
         exchange_init(&self->exchange, &(struct mpi){
             (size_t)handle_bytes, (uintptr_t)communicator, (uintptr_t)byte, (void *)(uintptr_t)functions[0],
             (void *)(uintptr_t)functions[1], (void *)(uintptr_t)functions[2], (void *)(uintptr_t)functions[3]});
     return (PyObject *)self;
 }
 
+static void exchange_dealloc(Exchange *self)
+{
+    exchange_rest(&self->exchange);
+    if (self->exchange.first == NULL) /* otherwise MPI may still write to the arrays */
+        Py_XDECREF(self->pieces);
+    Py_TYPE(self)->tp_free(self);
+}
+
 static PyMethodDef exchange_methods[] = {
     {"begin", (PyCFunction)exchange_begin, METH_VARARGS, "Begin to exchange a piece; see native.pyi."},
-    {"advance", (PyCFunction)exchange_advance_piece, METH_O,
-     "advance(piece): advance a piece without waiting; return whether it is complete."},
+    {"advance", (PyCFunction)exchange_advance_all, METH_NOARGS, "advance(): advance all pieces without waiting."},
+    {"poll", (PyCFunction)exchange_begin_polling, METH_NOARGS, "poll(): advance all pieces in a thread."},
+    {"rest", (PyCFunction)exchange_end_polling, METH_NOARGS, "rest(): end the thread, if there is one."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -236,6 +280,7 @@ PyTypeObject ExchangeType = {
     .tp_name = "synkhronos._native.native.Exchange",
     .tp_doc = "Exchange of arrays between node leaders by MPI; see native.pyi.",
     .tp_basicsize = sizeof(Exchange),
+    .tp_dealloc = (destructor)exchange_dealloc,
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = exchange_new,
     .tp_methods = exchange_methods,

@@ -352,9 +352,10 @@ class Exchange:
         second_receives: list[tuple[int, NDArray[Any]]],
         reduction: tuple[Any, ...] | None,
         narrowing: tuple[Any, ...] | None,
+        has_failed: bool,
         /,
     ) -> Piece:
-        """Begin to exchange a piece. It advances only in calls of `advance`.
+        """Begin to exchange a piece. It advances in calls of `advance`, and between `poll` and `rest`.
 
         Parameters
         ----------
@@ -370,6 +371,8 @@ class Exchange:
             ``(got, wide, sent, result, start, is_bfloat16)`` if messages have 16 bits for each float32 number. ``got``
             is widened into ``wide`` before the reduction. Its out, which is ``result[start:start + n]``, is narrowed
             into ``sent``, and ``sent`` is widened into ``result`` at the end.
+        has_failed : bool
+            Whether this leader has failed, and sends empty messages only.
 
         Raises
         ------
@@ -377,14 +380,26 @@ class Exchange:
             If arguments do not fit.
         """
 
-    def advance(self, piece: Piece, /) -> bool:
-        """Advance a piece as far as possible without waiting, with the GIL released; return whether it is complete.
+    def advance(self) -> None:
+        """Advance all pieces as far as possible without waiting, with the GIL released.
 
         Raises
         ------
         RuntimeError
             If a function of MPI returns an error.
         """
+
+    def poll(self) -> None:
+        """Advance all pieces in a thread, until `rest`. MPI must allow calls from several threads.
+
+        Raises
+        ------
+        OSError
+            If the thread cannot be started.
+        """
+
+    def rest(self) -> None:
+        """End the thread of `poll`, if there is one."""
 
 # -- fast_call_module.c
 

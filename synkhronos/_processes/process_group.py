@@ -61,10 +61,16 @@ class LeaderTransport(Protocol):
         Number of this node.
     hosts : list of str
         Host names of all nodes.
+    exchange : Exchange
+        Exchange of arrays with the other leaders.
+    may_poll : bool
+        Whether a thread may advance exchanges.
     """
 
     node: int
     hosts: list[str]
+    exchange: native.Exchange
+    may_poll: bool
 
     def is_ordered_to_stop(self) -> bool:
         """Return whether the controller has ordered this leader to end its ranks."""
@@ -74,20 +80,28 @@ class LeaderTransport(Protocol):
     ) -> list[tuple[int | None, list[np.ndarray]]]:
         """Exchange a number and small arrays with all leaders; return those of each leader, in node order."""
 
-    def complete_exchange(self) -> None:
-        """Take part in the rest of an exchange that all leaders have agreed on, after this leader has failed."""
+    def end_exchange(self, fill_in: Completion) -> None:
+        """Note that an exchange after a vote is complete."""
 
-    def exchange(
+    def complete_exchanges(self) -> None:
+        """Take part in the rest of each exchange that all leaders have agreed on, after this leader has failed."""
+
+    def leave(self) -> None:
+        """Abort the current command, and take part in the rest of its exchanges."""
+
+    def reserve_tags(self, n: int) -> int:
+        """Return the number of the first of ``n`` pieces. All leaders reserve the same numbers in the same order."""
+
+    def begin_piece(
         self,
+        number: int,
         sends: tuple[Arrays, Arrays],
         receives: tuple[Arrays, Arrays],
-        reduction: tuple[Any, ...] | None = None,
-        narrowing: tuple[Any, ...] | None = None,
+        reduction: tuple[Any, ...] | None,
+        narrowing: tuple[Any, ...] | None,
+        has_failed: bool,
     ) -> native.Piece:
-        """Begin to exchange a piece in two steps; see `native.Exchange.begin`. All leaders begin the same pieces."""
-
-    def advance(self, piece: native.Piece) -> bool:
-        """Advance a piece without waiting; return whether it is complete."""
+        """Begin to exchange a piece in two steps; see `native.Exchange.begin`."""
 
     def complete(self, is_done: Callable[[], bool], check: Callable[[], None], is_leaving: bool) -> None:
         """Wait until ``is_done()`` returns ``True``; ``check`` is called regularly, and may raise."""

@@ -192,6 +192,10 @@ class Caller:
         self._ready.clear()
         self._runners = {key: runner for key, runner in self._runners.items() if key[0] != function}
 
+    def forget_calls(self) -> None:
+        """Begin no reduction early that was not made again after this."""
+        self._context.forget_calls()
+
     def _runner(self, function: int, subset: tuple[int, ...] | None) -> Callable[[list[Any]], list[Any]]:
         """Return a callable that computes some outputs of a function."""
         key = function, subset

@@ -27,11 +27,15 @@ class Release(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """A message to a worker: a command (``None``: stop), and the memory to map and the objects to drop first."""
+    """A message to a worker: a command (``None``: stop), and the memory to map and the objects to drop first.
+
+    `n_failures` is the number of commands so far that have failed or were interrupted.
+    """
 
     attach: tuple[SegmentRef, ...]
     release: Release
     command: Command | None
+    n_failures: int = 0
 
 
 class Failure(NamedTuple):

@@ -100,6 +100,7 @@ class Replica:
             workspace=workspace,
             heap=heap,
         )
+        self._n_failures = 0
         self._publisher = ResultPublisher(workspace, heap, group.rank, by_message=world.node > 0)
         self.read = self._publisher.read
         self._handlers: dict[type, Callable[[Any], Any]] = {
@@ -150,6 +151,12 @@ class Replica:
         if self.heap.short:
             look_at_free_memory(self.heap, self._group.n_ranks)
         return self.heap.call(self._execute, command)
+
+    def heed(self, n_failures: int) -> None:
+        """Forget what this rank knows from earlier calls if a command has failed since: other ranks may not know it."""
+        if n_failures != self._n_failures:
+            self._n_failures = n_failures
+            self._caller.forget_calls()
 
     def _execute(self, command: Command) -> Any:
         """Drop the state of the previous command, and execute this one; runs inside `native.Heap.call`."""
@@ -292,6 +299,7 @@ def serve(group: ProcessGroup, replica: Replica) -> None:
             except Exception as error:
                 reply = Failure.of(error, unprepared=True)
         if reply is None:
+            replica.heed(envelope.n_failures)
             try:
                 reply = replica.execute(envelope.command)
             except Exception as error:

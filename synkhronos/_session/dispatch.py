@@ -167,6 +167,7 @@ class Dispatcher:
                 self._group.send(message, memory)
                 if any(envelope.release):
                     self._replica.forget(*envelope.release)
+                self._replica.heed(envelope.n_failures)
                 try:
                     result = self._replica.execute(command)
                 except (WorkerDied, WorkerTimeout):
@@ -178,6 +179,7 @@ class Dispatcher:
                     self._group.sync.abort()
                 replies = self._group.collect()
             except BaseException as error:
+                self._ledger.n_failures += 1
                 self.check_closed(error)
                 if self._group.outstanding:
                     self._interrupted(error, command)
@@ -195,6 +197,7 @@ class Dispatcher:
             results[self._group.master_rank] = result
             failed = first_failure(results, self._group.master_rank, self._ahead)
             if failed is not None:
+                self._ledger.n_failures += 1
                 outcome = self.finish_step(command)
                 self._group.sync.reset()
                 cause = own_error if failed == self._group.master_rank else None

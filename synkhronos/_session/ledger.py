@@ -79,6 +79,7 @@ class Ledger:
         self._n_sent = 0
         # the last envelope without entries, used again if its command is sent again
         self._bare = Envelope((), _NOTHING, None)
+        self.n_failures = 0
 
     def share(self, segment: Segment, content: np.ndarray) -> None:
         """Register new memory, which stays shared as long as the array ``content`` exists."""
@@ -161,14 +162,15 @@ class Ledger:
         self._drop_ended()
         if not (self._new or self._segments or self.functions or self.variables):
             self.sent, self._n_sent = _NOTHING, 0
-            if command is not self._bare.command:
-                self._bare = Envelope((), _NOTHING, command)
+            if command is not self._bare.command or self.n_failures != self._bare.n_failures:
+                self._bare = Envelope((), _NOTHING, command, self.n_failures)
             return self._bare, []
         self.sent = Release(tuple(self._segments), tuple(self.functions), tuple(self.variables))
         if self._new and self.sent.segments:
             self._let_go(set(self.sent.segments))
         self._n_sent = len(self._new)
-        return Envelope(tuple(segment.ref for segment in self._new), self.sent, command), self._new[:]
+        attach = tuple(segment.ref for segment in self._new)
+        return Envelope(attach, self.sent, command, self.n_failures), self._new[:]
 
     def _let_go(self, dropped: set[str]) -> None:
         """Remove new memory that was dropped before it was delivered, because no worker needs to map it."""

@@ -124,6 +124,43 @@ class Collective(Op):
         return [None if point is None else Collective((op,))(point) for op, point in zip(self.ops, eval_points)]
 
 
+class Operand(Op):
+    """Operand of a reduction, unchanged. When it is computed, its exchange with other nodes may begin.
+
+    Parameters
+    ----------
+    key : int
+        Identifier of the reduction, the same on all ranks.
+    index : int
+        Index of the operand.
+    """
+
+    __props__ = ("key", "index")
+
+    def __init__(self, key: int, index: int) -> None:
+        self.key, self.index = key, index
+        self.view_map = {0: [0]}
+
+    def make_node(self, x: Any) -> Any:
+        """Apply the operation to a tensor variable."""
+        return Apply(self, [x], [x.type()])
+
+    def perform(self, node: Any, inputs: Sequence[np.ndarray], output_storage: Sequence[list[Any]]) -> None:
+        """Return the operand, and announce it to the current rank context."""
+        array = output_storage[0][0] = _contiguous(inputs[0])
+        context = current()
+        if context is not None:
+            context.announce(self.key, self.index, array)
+
+    def do_constant_folding(self, *_: Any) -> bool:
+        """Return false: constants have a context only in a call."""
+        return False
+
+    def infer_shape(self, node: Any, shapes: Sequence[Any]) -> list[Any]:
+        """Return the shape of the operand."""
+        return list(shapes)
+
+
 def _type_of(x: Any, op: str) -> Any:
     if op in _OF_ROWS:
         return retyped(x, free=(0,))

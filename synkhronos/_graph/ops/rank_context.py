@@ -13,12 +13,12 @@ import logging
 import threading
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import numpy as np
 
 from synkhronos._backends import Apply, Op, T
-from synkhronos._collectives import HostTransport, Part, result_dtype
+from synkhronos._collectives import Ahead, HierarchicalTransport, HostTransport, Part, result_dtype
 from synkhronos._processes import COLLECTIVES
 from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.rows import Rows, shares
@@ -33,11 +33,58 @@ BROADCAST = "broadcast"  # all ranks get the controller's rows or bytes
 _logger = logging.getLogger("synkhronos")
 _here = threading.local()
 _END = -2  # number of the collective at the end of a function
+_EARLY = 1 << 33  # in signatures of reductions that begin before all of their operands exist
+_MOST_EXPECTED = 1024  # reductions that are known from earlier calls
+_MOST_WEIGHTS = 8  # divisions of a reduction into pieces that are kept
 
 
 def current() -> RankContext | None:
     """Return the context of the function with collectives that this thread executes; ``None`` outside of one."""
     return getattr(_here, "context", None)
+
+
+#: Shape and dtype of an array.
+_Kind = tuple[tuple[int, ...], np.dtype]
+
+
+def _kind(array: np.ndarray) -> _Kind:
+    return array.shape, array.dtype
+
+
+class _Expectation(NamedTuple):
+    """A reduction as the last call has made it, by which the next one begins it early.
+
+    Attributes
+    ----------
+    number : int
+        Number of the reduction in its function.
+    ops : tuple of str
+        Op of each array.
+    kinds : list of tuple
+        Shape and dtype of each array.
+    order : tuple of int
+        Indices of the arrays, in the order in which they came into existence.
+    of_weights : dict
+        The transport's division of the reduction into pieces, by the weights of the ranks.
+    """
+
+    number: int
+    ops: tuple[str, ...]
+    kinds: list[_Kind]
+    order: tuple[int, ...]
+    of_weights: dict[tuple[int, ...], Any]
+
+
+def _are_these(announced: Sequence[tuple[int, np.ndarray]], arrays: Sequence[np.ndarray]) -> bool:
+    """Return whether the announced operands are those of a reduction, each once."""
+    return (
+        len(announced) == len(arrays)
+        and all(
+            one.shape == arrays[i].shape and one.__array_interface__["data"] == arrays[i].__array_interface__["data"]
+            for i, one in announced
+        )
+        and len({i for i, _ in announced}) == len(arrays)
+    )
 
 
 class RankContext:
@@ -71,10 +118,14 @@ class RankContext:
         self.weights: tuple[int, ...] = (1,) * n_ranks
         self.own = 1
         self._transport = transport
+        self._early = transport if isinstance(transport, HierarchicalTransport) else None
         self._timeline = timeline
         self._lost: Exception | None = None
         self._prepared: KeyedCache[tuple[int, list[Any]]] = KeyedCache()  # reductions of each collective
         self._left: list[Any] = []  # keeps memory alive that other ranks may still read and write after an error
+        self._announced: dict[int, list[tuple[int, np.ndarray]]] = {}  # operands of reductions by key, in this call
+        self._expected: dict[int, _Expectation] = {}  # by key
+        self._ahead: tuple[int, Ahead] | None = None  # key of a reduction that has begun, and its state
 
     def execute(self, weights: tuple[int, ...], function: Callable[[], Any]) -> Any:
         """Call a function in this context, and check at the end that all ranks have run the same collectives.
@@ -112,6 +163,14 @@ class RankContext:
             raise
         finally:
             _here.context = None
+            self._end_ahead()
+
+    def _end_ahead(self) -> None:
+        """Leave a collective that has begun and was not finished, because the function has failed."""
+        self._announced.clear()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and self._early is not None:
+            self._early.leave()
 
     def weigh(self, weights: tuple[int, ...]) -> None:
         """Set the weights of the ranks. It must run before the first collective of a call."""
@@ -154,10 +213,96 @@ class RankContext:
             timeline.switch(COLLECTIVES)
             return self._combine(number, ops, arrays, in_place)
 
+    def forget_calls(self) -> None:
+        """Begin no reduction early that was not made again after this. All ranks call it before the same call."""
+        self._expected.clear()
+
+    def announce(self, key: int, index: int, array: np.ndarray) -> None:
+        """Note that an operand of a later reduction exists; begin the reduction if it is like that of earlier calls.
+
+        Parameters
+        ----------
+        key : int
+            Identifier of the reduction, the same on all ranks.
+        index : int
+            Index of the operand.
+        array : ndarray
+            C-contiguous. It must not change before the reduction.
+        """
+        if self._early is None:
+            return
+        announced = self._announced.setdefault(key, [])
+        announced.append((index, array))
+        if self._ahead is None and len(announced) == 1 and key in self._expected:
+            self._begin_ahead(key)
+        if self._ahead is not None and self._ahead[0] == key:
+            expected, kinds = self._ahead[1].expected, self._expected[key].kinds
+            place = len(announced) - 1
+            if place < len(expected.order) and expected.order[place] == index and _kind(array) == kinds[index]:
+                before = self._timeline.switch(COLLECTIVES)
+                self._guard([array], self._early.add, self._ahead[1], array)
+                self._timeline.switch(before)
+            else:
+                self._drop_ahead()
+
+    def _begin_ahead(self, key: int) -> None:
+        assert self._early is not None
+        number, ops, kinds, order, of_weights = self._expected[key]
+        signature, reductions = self._reductions(number, ops, kinds)
+        if self.weights not in of_weights:
+            if len(of_weights) == _MOST_WEIGHTS:
+                of_weights.clear()
+            of_weights[self.weights] = self._early.expect(kinds, [how for _, how in reductions], order)
+        expected = of_weights[self.weights]
+        if expected is not None:
+            self._ahead = key, Ahead(expected, [how for _, how in reductions], signature | _EARLY)
+
+    def _drop_ahead(self) -> None:
+        assert self._ahead is not None and self._early is not None
+        ahead = self._ahead[1]
+        self._guard(list(ahead.arrays.values()), self._early.drop, ahead)
+        self._ahead = None
+
+    def _finish_ahead(
+        self, number: int, ops: tuple[str, ...], arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray]
+    ) -> bool:
+        """Finish a reduction that has begun early, and return whether ``outs`` has results.
+
+        Otherwise expect it in later calls.
+        """
+        assert self._early is not None
+        key = next((key for key, them in self._announced.items() if _are_these(them, arrays)), None)
+        if key is None:
+            return False
+        order = tuple([index for index, _ in self._announced.pop(key)])
+        if self._ahead is not None and self._ahead[0] == key:
+            ahead = self._ahead[1]
+            if len(ahead.arrays) == len(arrays) and self._expected[key].ops == ops:
+                is_finished = self._guard([*arrays, *outs], self._early.finish, ahead, outs)
+                self._ahead = None
+                if is_finished:
+                    return True
+            else:
+                self._drop_ahead()
+        kinds = list(map(_kind, arrays))
+        if key not in self._expected or self._expected[key][:4] != (number, ops, kinds, order):
+            if len(self._expected) == _MOST_EXPECTED:  # on all ranks at the same time
+                self._expected.clear()
+            self._expected[key] = _Expectation(number, ops, kinds, order, {})
+        return False
+
     def _combine(
         self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], in_place: Sequence[bool]
     ) -> list[np.ndarray]:
-        signature, reductions = self._reductions(number, ops, arrays)
+        kinds = list(map(_kind, arrays))
+        signature, reductions = self._reductions(number, ops, kinds)
+        if self._announced:
+            outs = [
+                array if is_own else np.empty(array.shape, how[0])
+                for array, is_own, how in zip(arrays, in_place, reductions)
+            ]
+            if self._finish_ahead(number, tuple(ops), arrays, outs):
+                return outs
         in_rows = [(array, op) for (array, op), how in zip(zip(arrays, ops), reductions) if how is None]
         shapes_of = iter(self._exchange_shapes(number, in_rows) if in_rows else ())
         parts: list[Part] = []
@@ -178,21 +323,19 @@ class RankContext:
             _logger.debug("in a function, %s: %s", _describe(ops, arrays), way)
         return results
 
-    def _reductions(self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray]) -> tuple[int, list[Any]]:
+    def _reductions(self, number: int, ops: Sequence[str], kinds: Sequence[_Kind]) -> tuple[int, list[Any]]:
         """Return a signature that must be equal on all ranks, and the reduction of each array.
 
         The reduction of an array that is gathered or broadcast is ``None``.
         """
-        slot, key = (number, ops), (self.weights, [(array.shape, array.dtype) for array in arrays])
+        slot, key = (number, ops), (self.weights, kinds)
         prepared = self._prepared.get(slot, key)
         if prepared is None:
-            same = (*ops, *(array.shape for op, array in zip(ops, arrays) if op not in (GATHER, BROADCAST)))
+            same = (*ops, *(shape for op, (shape, _) in zip(ops, kinds) if op not in (GATHER, BROADCAST)))
             reductions: list[Any] = []
-            for op, array in zip(ops, arrays):
-                returned = None if op in (GATHER, BROADCAST) else result_dtype(array.dtype, op)
-                how = (
-                    None if returned is None else self._transport.reduction_of(op, array.dtype, returned, self.weights)
-                )
+            for op, (_, dtype) in zip(ops, kinds):
+                returned = None if op in (GATHER, BROADCAST) else result_dtype(dtype, op)
+                how = None if returned is None else self._transport.reduction_of(op, dtype, returned, self.weights)
                 reductions.append(None if how is None else (returned, how))
             checksum = zlib.crc32(repr((number, same)).encode())  # unlike hash(), the same on every node
             prepared = self._prepared.put(slot, key, (checksum, reductions))
@@ -220,18 +363,26 @@ class RankContext:
 
     def _run(self, parts: list[Part], number: int, signature: int) -> bool:
         """Run the transport's collective; raise an error if the signatures of the ranks differ."""
-        try:
+
+        def run() -> bool:
             directly = self._transport.run(parts, signature)
             if directly is None:
                 raise self._difference(number, [part[0] for part in parts if not isinstance(part[2], list)])
+            return directly
+
+        return bool(self._guard(parts, run))
+
+    def _guard(self, arrays: Sequence[Any], function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the transport; if it raises, keep the arrays that other ranks may still access."""
+        try:
+            return function(*arguments)
         except BaseException as error:
-            self._left += parts
+            self._left += arrays
             # Theano re-raises exceptions with its own message, which these classes do not allow; see `execute`
             if isinstance(error, (WorkerDied, WorkerTimeout)):
                 self._lost = error
                 raise CollectiveAborted(str(error)) from error
             raise
-        return bool(directly)
 
     def _difference(self, number: int, arrays: Sequence[np.ndarray]) -> Exception:
         """Return an error that describes how the ranks differ. All ranks call this together after a mismatch."""

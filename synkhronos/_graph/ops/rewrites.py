@@ -8,12 +8,18 @@ graph.
 
 This rewrite runs after equal collectives have been merged, since collectives with different numbers are not equal.
 
+On several nodes, each operand of a joined reduction becomes an `Operand`, so that its exchange begins when it exists.
+The engines evaluate the inputs of an operation in order, each with all that it depends on. Operands that depend on
+fewer others come first: in a backward pass, those of the last layers.
+
 A collective that only one branch of an `IfElse` needs is not joined, because the joined one would be computed for both
 values of the condition.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,10 +33,14 @@ from synkhronos._backends import (
     ops,
     register,
 )
-from synkhronos._graph.ops.collective_op import UNNUMBERED, Collective
+from synkhronos._graph.ops.collective_op import UNNUMBERED, Collective, Operand
 from synkhronos._graph.ops.rank_context import BROADCAST, GATHER
+from synkhronos._utils.rendezvous import count_launched
 
 __all__: list[str] = []
+
+_IS_SPREAD = count_launched(os.environ) > 1  # over several nodes
+_keys = itertools.count()  # of reductions
 
 
 class _Join(Rewriter):
@@ -55,17 +65,39 @@ class _Join(Rewriter):
                     apart.append(node)
             depths[node] = depth
         first = 1 + max(levels, default=0)
+        n_ancestors = _count_ancestors(fgraph) if _IS_SPREAD and levels else {}
         for depth, nodes in [*levels.items(), *enumerate([[node] for node in apart], first)]:
             if len(nodes) == 1 and nodes[0].op.number != UNNUMBERED:
                 continue
+            is_early = _IS_SPREAD and depth < first and _is_reduction(nodes)
+            if is_early:
+                nodes = sorted(nodes, key=n_ancestors.__getitem__)
             ops = tuple([op for node in nodes for op in node.op.ops])
             labels = tuple([label for node in nodes for label in node.op.labels])
-            joined = Collective(ops, number=depth, labels=labels)(
-                *[x for node in nodes for x in node.inputs], return_list=True
-            )
+            inputs = [x for node in nodes for x in node.inputs]
+            if is_early:
+                key = next(_keys)
+                inputs = [Operand(key, i)(x) for i, x in enumerate(inputs)]
+            joined = Collective(ops, number=depth, labels=labels)(*inputs, return_list=True)
             outputs = [y for node in nodes for y in node.outputs]
             _copy_traces(outputs, joined)
             fgraph.replace_all_validate(list(zip(outputs, joined)), reason="join collectives")
+
+
+def _is_reduction(nodes: Sequence[Any]) -> bool:
+    return all(op not in (GATHER, BROADCAST) for node in nodes for op in node.op.ops)
+
+
+def _count_ancestors(fgraph: Any) -> dict[Any, int]:
+    """Return for each Apply node on how many others its value depends."""
+    sets: dict[Any, int] = {}  # sets of nodes, as bits of integers
+    for i, node in enumerate(fgraph.toposort()):
+        found = 1 << i
+        for x in node.inputs:
+            if x.owner is not None:
+                found |= sets[x.owner]
+        sets[node] = found
+    return {node: bin(found).count("1") for node, found in sets.items()}
 
 
 def _copy_traces(old: Sequence[Any], new: Sequence[Any]) -> None:
@@ -113,7 +145,8 @@ class _WorkInPlace(Rewriter):
 
 
 def _may_change(node: Any, i: int, x: Any) -> bool:
-    is_own = x.owner is not None and sum(x is other for other in node.inputs) == 1
+    given = x.owner.inputs[0] if x.owner is not None and isinstance(x.owner.op, Operand) else x
+    is_own = given.owner is not None and sum(x is other for other in node.inputs) == 1
     return is_own and node.op.ops[i] not in (GATHER, BROADCAST) and node.outputs[i].dtype == x.dtype
 
 
