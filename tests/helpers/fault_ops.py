@@ -52,6 +52,26 @@ class Copy(theano.Op):
         outputs[0][0] = inputs[0].copy()
 
 
+#: What `Event` has recorded in this process.
+events = []
+
+
+class Event(Copy):
+    """A copy that records when it, and the copy of its gradient, are computed: "forward 3", and 3."""
+
+    __props__ = ("number", "what")
+
+    def __init__(self, number, what=None):
+        self.number, self.what = number, what or f"forward {number}"
+
+    def perform(self, node, inputs, outputs):
+        events.append(self.what)
+        super().perform(node, inputs, outputs)
+
+    def grad(self, inputs, gradients):
+        return [Event(self.number, self.number)(gradients[0])]
+
+
 class Unloadable(Copy):
     """An op that can be pickled, but not unpickled while a file exists."""
 

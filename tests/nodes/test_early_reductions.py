@@ -1,0 +1,237 @@
+"""Reductions in functions over nodes, which begin while later operands are still computed.
+
+Each process that mpiexec starts is a node. A program is run twice: once as for users, and once so that no reduction
+begins early. It must print the same.
+"""
+
+import pytest
+from mpi_jobs import HELPERS, needs_mpi, output_of
+
+pytestmark = needs_mpi
+
+PRELUDE = f"""
+    import os, signal, sys, threading, time, zlib
+    import numpy as np
+    sys.path.insert(0, {str(HELPERS)!r})
+    from backend import T, ifelse, theano
+    from fault_ops import Event, events
+    import synkhronos as synk
+    import synkhronos._session.lifecycle as lifecycle
+    from synkhronos._collectives.hierarchical import HierarchicalTransport as Transport
+
+    sizes = [int(size) for size in os.environ["RANKS"].split()]
+    own, find_devices = sizes[int(os.environ["PMI_RANK"])], lifecycle.find_free_devices
+    lifecycle.find_free_devices = lambda n_parallel, *others: find_devices(own, *others)
+    if "LATE" in os.environ:
+        Transport.expect = lambda self, kinds, reductions, order: None
+
+    def recorded(name, tell):
+        method = getattr(Transport, name)
+
+        def call(self, ahead, *arguments):
+            events.append(tell(ahead, *arguments))
+            return method(self, ahead, *arguments)
+
+        setattr(Transport, name, call)
+
+    recorded("add", lambda ahead, array: array.shape)
+    recorded("finish", lambda ahead, outs: "finish")
+    recorded("drop", lambda ahead: "drop")
+
+    n = synk.fork(use_gpu=False, timeout=60, restart_workers="RESTART" in os.environ)
+    draw = np.random.RandomState(0)
+
+    def weights(*shape):
+        return theano.shared((draw.rand(*shape) - 0.5).astype("float32"), "w%dx%d" % shape)
+
+    def crc(*variables):
+        return [zlib.crc32(np.ascontiguousarray(var.get_value())) for var in variables]
+
+    x = T.matrix("x", dtype="float32")
+    X = draw.rand(8 * n, 300).astype("float32")
+"""
+
+#: A network of three layers. Operations in its backward pass record when they are executed.
+NET = """
+    layers = [weights(300, 400), weights(400, 500), weights(500, 7)]
+    h = x
+    for i, w in enumerate(layers):
+        h = T.tanh(T.dot(Event(i)(h) if EVENTS else h, w))
+    loss = T.sqr(h).mean()
+    gradients = T.grad(loss, layers)
+"""
+
+
+def run(*sources, ranks=(1, 1), **environment):
+    """Run a program with these numbers of ranks on the nodes, and return the lines that it printed."""
+    environment |= {"RANKS": " ".join(map(str, ranks))}
+    return output_of(PRELUDE, *sources, n=len(ranks), **environment).splitlines()
+
+
+def run_both(*sources, ranks):
+    """Run a program, assert that it prints the same without early reductions, and return the lines."""
+    lines = run(*sources, ranks=ranks)
+    late = run(*sources, ranks=ranks, LATE="1")
+    assert [line for line in lines if not line.startswith("early")] == late
+    return lines
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1, 2)], ids=str)
+def test_the_exchange_of_a_gradient_begins_when_it_exists(ranks):
+    """The gradients of the last layer are exchanged before the backward pass reaches the layer before it."""
+    lines = run_both(
+        "EVENTS = True",
+        NET,
+        """
+        updates = [(w, w - np.float32(0.1) * synk.averaged(g)) for w, g in zip(layers, gradients)]
+        step = synk.function([x], (loss, "avg"), updates=updates)
+        for _ in range(4):
+            print(float(step(X)), crc(*layers))
+        del events[:]
+        step(X)
+        if events and "LATE" not in os.environ:
+            print("early", [one for one in events if one != ()])
+        assert synk.check_replicas() == {}
+        """,
+        ranks=ranks,
+    )
+    order = [(500, 7), 2, (400, 500), 1, (300, 400), "finish"]
+    assert lines[-1] == f"early {[f'forward {i}' for i in range(3)] + order}"
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1)], ids=str)
+def test_exact_functions(ranks):
+    lines = run_both(
+        "EVENTS = False",
+        NET,
+        """
+        updates = [(w, w - np.float32(0.1) * g) for w, g in zip(layers, gradients)]
+        step = synk.function([x], loss, updates=updates, exact=True, plan="rows")
+        for rows in (8 * n, 8 * n, 8 * n, 5 * n + 1, n - 1, 8 * n, 1, 8 * n, 8 * n):  # some ranks have no rows
+            print(float(step(X[:rows])), crc(*layers))
+        if "LATE" not in os.environ:
+            print("early", [one for one in events if one != ()][-4:], events.count("finish"))
+        assert synk.check_replicas() == {}
+        """,
+        ranks=ranks,
+    )
+    assert lines[-1] == "early [(500, 7), (400, 500), (300, 400), 'finish'] 8"
+
+
+def test_other_graphs():
+    """A loop, a condition, gradients that others read and change, several reductions, and arrays that change shape."""
+    run_both(
+        """
+        w, u, k = weights(300, 300), weights(300, 300), theano.shared(np.float32(1), "k")
+        def cell(row, before):
+            return T.tanh(T.dot(row, w) + T.dot(before, u))
+        states, _ = theano.scan(cell, sequences=x.reshape((x.shape[0] // 4, 4, 300)).dimshuffle(1, 0, 2),
+                                outputs_info=T.zeros((x.shape[0] // 4, 300), dtype="float32"))
+        loss = T.sqr(states[-1]).mean()
+        dw, du = T.grad(loss, [w, u])
+        aw, au = synk.averaged(dw), synk.averaged(du)
+        norm = T.sqrt(T.sqr(aw).sum() + T.sqr(au).sum())
+        clipped = synk.averaged(du / norm)  # depends on another reduction
+        chosen = ifelse(T.gt(k, 0), synk.averaged(dw * 2), synk.averaged(dw * 3 + du))
+        spread = synk.averaged(T.inc_subtensor(dw[:5], 1))  # changes a copy of a gradient
+        updates = [(w, w - aw - np.float32(0.01) * chosen), (u, u - au - clipped), (k, -k)]
+        f = synk.function([x], [(loss, "avg"), (dw.sum(), "sum"), (spread, None)], updates=updates)
+        for _ in range(5):
+            out = f(X)
+            print(float(out[0]), float(out[1]), float(out[2].sum()), crc(w, u))
+
+        v = weights(400, 300)
+        sums = [synk.summed(T.dot(v, x.T).sum(axis=1)[:, None] * v), synk.summed(2 * v)]
+        g = synk.function([x], [(one, None) for one in sums])
+        for rows in (400, 400, 500, 500, 90, 90, 400):
+            v.set_value(np.ones((rows, 300), "float32"))
+            synk.broadcast(v)
+            print([float(one.sum()) for one in g(X)])
+        """,
+        ranks=(2, 1),
+    )
+
+
+FAULTY = """
+    from fault_ops import Fault, NOTHING, RAISE, KILL
+    fault = [theano.shared(np.int64(NOTHING), "fault%d" % i) for i in range(4)]
+    layers = [weights(300, 400), weights(400, 500), weights(500, 7)]
+    late = [Fault()(g, one) for g, one in zip(T.grad(T.sqr(T.tanh(T.dot(T.tanh(T.dot(T.tanh(T.dot(x, layers[0])),
+            layers[1])), layers[2]))).mean(), layers), fault)]
+    means = [synk.averaged(g) for g in late]
+    means[0] = Fault()(means[0], fault[3])
+    f = synk.function([x], [(one, None) for one in means])
+    for _ in range(2):
+        expected = f(X)
+    assert events[-1] == "finish"
+
+    def works():
+        for _ in range(2):
+            assert all((a == b).all() for a, b in zip(f(X), expected))
+        assert events[-1] == "finish"
+"""
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 2)], ids=str)
+def test_a_rank_that_fails_between_the_begin_and_the_end(ranks):
+    lines = run(
+        FAULTY,
+        """
+        for one in fault:
+            for rank in range(n):
+                synk.set_value(rank, one, RAISE)
+                try:
+                    f(X)
+                    raise SystemExit("no error")
+                except synk.WorkerError as error:
+                    assert error.rank == rank, error
+                synk.set_value(rank, one, NOTHING)
+                works()
+        print("fine")
+        """,
+        ranks=ranks,
+    )
+    assert lines[-1] == "fine"
+
+
+def test_a_worker_that_is_killed_is_replaced():
+    lines = run(
+        FAULTY,
+        """
+        for one in fault:
+            for rank in (1, 3):
+                synk.set_value(rank, one, KILL)
+                try:
+                    f(X)
+                    raise SystemExit("no error")
+                except synk.WorkerRestarted as error:
+                    assert error.ranks == (rank,), error
+                synk.broadcast(fault)
+                works()
+        print("fine")
+        """,
+        ranks=(2, 2),
+        RESTART="1",
+    )
+    assert lines[-1] == "fine"
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1)], ids=str)
+def test_ctrl_c_at_any_instant(ranks):
+    lines = run(
+        FAULTY,
+        """
+        for round in range(40):
+            timer = threading.Timer(draw.rand() * 0.05, lambda: os.kill(os.getpid(), signal.SIGINT))
+            timer.start()
+            try:
+                while True:
+                    f(X)
+            except KeyboardInterrupt:
+                timer.join()
+            works()
+        print("fine")
+        """,
+        ranks=ranks,
+    )
+    assert lines[-1] == "fine"
