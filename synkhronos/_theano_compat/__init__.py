@@ -27,12 +27,16 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from .blas import find_blas, offer_blas, refuse_unfit_blas
-from .compile_cache import patch_cache_keys, precompile_headers, release_lock_of_interrupted
+from .compile_cache import (
+    explain_missing_headers,
+    patch_cache_keys,
+    precompile_headers,
+    release_lock_of_interrupted,
+    shorten_complaints,
+)
 from .current_versions import loop_in_c, patch_strides, patch_topk
-from .elementwise import vectorize_elementwise, vectorize_tanh
+from .elementwise import vectorize_elementwise, vectorize_sums, vectorize_tanh
 from .flags import offer_switches
-from .log_filter import explain_missing_headers, shorten_complaints
-from .summation import vectorize_sums
 from .windows import patch_pooling, vectorize_convolution, vectorize_pooling
 
 __all__ = ["find_blas", "prepare"]

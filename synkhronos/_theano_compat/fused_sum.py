@@ -18,12 +18,11 @@ from theano.gof.toolbox import ReplaceValidate
 from theano.gof.utils import MethodNotDefined
 from theano.tensor import elemwise
 
-from .elementwise import Operand, elements, first_axis, given, length, loops, read_inputs
+from .elementwise import Operand, elements, first_axis, given, kept_axes, length, loops, read_inputs
 from .flags import is_on, read_support_code
-from .summation import kept_axes
 
-_SUPPORT, _ = read_support_code("runs.h", "summation.h")
-_, _VERSION = read_support_code("runs.h", "summation.h", "elementwise.py", "fused_sum.py")
+_SUPPORT, _ = read_support_code("loops.h")
+_, _VERSION = read_support_code("loops.h", "elementwise.py", "fused_sum.py")
 
 _NAME = "synkhronos_fused_sum"
 _BEHIND_FUSION = 49.1  # position in optdb: just after Theano's fusion, and before the in-place rewrites at 75

@@ -33,7 +33,7 @@ _MOST_STEPS = 12  # of a group: gcc takes seconds for loops over many arrays
 _CHUNK = 1024  # elements: the chunks of ten arrays fit into the first-level cache
 
 _LEAST_PART = 1 << 15  # elements that a thread computes
-_HEADERS = ("../_native/threads.h", "runs.h")
+_HEADERS = ("../_native/threads.h", "loops.h")
 
 _SUPPORT, _ = read_support_code(*_HEADERS)
 _, _VERSION = read_support_code(*_HEADERS, "elementwise.py", "one_pass.py")

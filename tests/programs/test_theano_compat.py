@@ -11,7 +11,7 @@ from backend import theano_only
 from backend_flags import FOLDER
 from scripts import ROOT, python
 
-from synkhronos._theano_compat import log_filter as complaints
+from synkhronos._theano_compat import compile_cache as complaints
 
 pytestmark = theano_only("Theano patched for current Python")
 
