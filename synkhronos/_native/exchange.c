@@ -208,17 +208,20 @@ static int send(struct exchange *self, struct piece *piece, struct message *to)
     return error;
 }
 
-/* Whether a message, and its acknowledgements, are complete. */
-static int is_complete(const struct message *message)
-{
-    return message->n_done == n_chunks(message) && message->n_acknowledged == n_to_acknowledge(message)
-           && !message->is_acknowledging;
-}
-
-static int are_complete(const struct message *messages, size_t n)
+/* Whether all chunks of messages have been sent or received. */
+static int have_passed(const struct message *messages, size_t n)
 {
     size_t i = 0;
-    while (i < n && is_complete(&messages[i]))
+    while (i < n && messages[i].n_done == n_chunks(&messages[i]))
+        i++;
+    return i == n;
+}
+
+/* Whether the acknowledgements of messages have been sent or received, too. */
+static int are_acknowledged(const struct message *messages, size_t n)
+{
+    size_t i = 0;
+    while (i < n && messages[i].n_acknowledged == n_to_acknowledge(&messages[i]) && !messages[i].is_acknowledging)
         i++;
     return i == n;
 }
@@ -244,11 +247,11 @@ static int advance(struct exchange *self, struct piece *piece, int *is_done)
         error = send(self, piece, &piece->sends[0][i]);
     if (error)
         return error;
-    int is_sent = are_complete(piece->sends[0], piece->n_sends[0]); /* its memory may be overwritten */
+    int is_sent = have_passed(piece->sends[0], piece->n_sends[0]); /* so that its memory may be overwritten */
     for (size_t i = 0; is_sent && i < piece->n_receives[1]; i++)
         if ((error = receive(self, piece, &piece->receives[1][i])))
             return error;
-    if (piece->state == FIRST_STEP && are_complete(piece->receives[0], piece->n_receives[0])) {
+    if (piece->state == FIRST_STEP && have_passed(piece->receives[0], piece->n_receives[0])) {
         if (piece->reduction != NULL && !piece->failed)
             combine(piece);
         piece->state = SECOND_STEP;
@@ -258,9 +261,12 @@ static int advance(struct exchange *self, struct piece *piece, int *is_done)
     for (size_t i = 0; i < piece->n_sends[1]; i++)
         if ((error = send(self, piece, &piece->sends[1][i])))
             return error;
+    *is_done = is_sent && have_passed(piece->sends[1], piece->n_sends[1])
+               && have_passed(piece->receives[1], piece->n_receives[1]);
+    for (int step = 0; step < 2; step++)
+        *is_done = *is_done && are_acknowledged(piece->sends[step], piece->n_sends[step])
+                   && are_acknowledged(piece->receives[step], piece->n_receives[step]);
     const struct narrowing *narrowing = piece->narrowing;
-    *is_done = is_sent && are_complete(piece->sends[1], piece->n_sends[1])
-               && are_complete(piece->receives[1], piece->n_receives[1]);
     if (*is_done && narrowing != NULL && !piece->failed)
         widen_floats(narrowing->sent, narrowing->result, narrowing->n_result, narrowing->is_bfloat16);
     return 0;

@@ -25,18 +25,18 @@ PRELUDE = f"""
     if "LATE" in os.environ:
         Transport.expect = lambda self, kinds, reductions, order: None
 
-    def recorded(name, tell):
+    def record(name, describe):
         method = getattr(Transport, name)
 
         def call(self, ahead, *arguments):
-            events.append(tell(ahead, *arguments))
+            events.append(describe(ahead, *arguments))
             return method(self, ahead, *arguments)
 
         setattr(Transport, name, call)
 
-    recorded("add", lambda ahead, array: array.shape)
-    recorded("finish", lambda ahead, outs: "finish")
-    recorded("drop", lambda ahead: "drop")
+    record("add", lambda ahead, array: array.shape)
+    record("finish", lambda ahead, outs: "finish")
+    record("drop", lambda ahead: "drop")
 
     n = synk.fork(use_gpu=False, timeout=60, restart_workers="RESTART" in os.environ)
     draw = np.random.RandomState(0)
