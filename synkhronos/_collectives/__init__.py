@@ -1,6 +1,6 @@
 """Reductions of arrays over ranks, and the transports that move arrays between ranks."""
 
-from synkhronos._collectives.hierarchical import Ahead, HierarchicalTransport, make_transport
+from synkhronos._collectives.hierarchical import EarlyReduction, HierarchicalTransport, make_transport
 from synkhronos._collectives.nccl import (
     DeviceAccumulator,
     NcclTransport,

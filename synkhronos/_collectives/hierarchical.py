@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, cast
 
@@ -38,11 +39,16 @@ from synkhronos.errors import CollectiveAborted
 if TYPE_CHECKING:
     from synkhronos._collectives.shared_memory import Workspace
     from synkhronos._native import native
-    from synkhronos._processes import ProcessGroup
+    from synkhronos._processes import Completion, ProcessGroup
 
 _AGREED, _REFUSED = 0, 1
 _UNDER_WAY = 2  # pieces in flight between the nodes
-_LEAST_AHEAD = 256 * 1024  # bytes of a reduction that begins before all of its arrays exist
+_LEAST_EARLY = 256 * 1024  # bytes of a reduction that begins before all of its arrays exist
+_EARLY = 1 << 33  # in signatures of such reductions
+
+
+def _nothing() -> None:
+    pass
 
 
 def make_transport(group: ProcessGroup, workspace: Workspace, heap: native.Heap) -> HostTransport:
@@ -60,8 +66,8 @@ def make_transport(group: ProcessGroup, workspace: Workspace, heap: native.Heap)
     return SharedMemoryTransport(*local) if len(group.world.sizes) == 1 else HierarchicalTransport(*local, group=group)
 
 
-class Expected(NamedTuple):
-    """Division of a reduction into pieces that are exchanged as soon as their arrays exist.
+class Division(NamedTuple):
+    """Division of an early reduction into pieces, each of which is exchanged when its arrays exist.
 
     Attributes
     ----------
@@ -81,12 +87,12 @@ class Expected(NamedTuple):
     plans: list[Plan]
 
 
-class Ahead:
-    """A reduction that has begun before all of its arrays exist.
+class EarlyReduction:
+    """A reduction that begins before all of its arrays exist.
 
     Parameters
     ----------
-    expected : Expected
+    division : Division
     reductions : sequence of Algorithm
         Reduction of each array.
     signature : int
@@ -100,18 +106,21 @@ class Ahead:
         Number of pieces that were begun.
     between : Pieces or None
         Exchange with the other leaders; ``None`` on other ranks, and before the first piece.
-    is_refused : bool
-        Whether the leaders have not agreed on the exchange. Only a leader knows it.
-    is_dropped : bool
-        Whether all ranks of this node have given up.
     """
 
-    def __init__(self, expected: Expected, reductions: Sequence[Algorithm], signature: int) -> None:
-        self.expected, self.reductions, self.signature = expected, reductions, signature
+    def __init__(self, division: Division, reductions: Sequence[Algorithm], signature: int) -> None:
+        self.division, self.reductions = division, reductions
+        self.signature = zlib.crc32(repr(division.order).encode(), signature) | _EARLY
         self.arrays: dict[int, np.ndarray] = {}
         self.n_begun = 0
         self.between: Pieces | None = None
-        self.is_refused = self.is_dropped = False
+
+    def parts(self, k: int, outs: Sequence[np.ndarray] | None = None) -> Piece:
+        """Return the arrays of a piece, with their destinations."""
+        return [
+            Bucket(self.arrays[i].reshape(-1)[some], outs and outs[i].reshape(-1)[some], self.reductions[i])
+            for i, some in self.division.pieces[k]
+        ]
 
 
 class HierarchicalTransport(SharedMemoryTransport):
@@ -135,6 +144,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         self._check_nodes = functools.partial(check_nodes, group)
         self._left: list[np.ndarray] = []  # arrays that other ranks may still read
         self._lent: dict[tuple[str, int], np.ndarray] = {}
+        self._under_way = False  # whether an early reduction has begun, on a leader
         self._restart_local, self.restart = self.restart, self._restart
 
     def _restart(self) -> None:
@@ -175,6 +185,7 @@ class HierarchicalTransport(SharedMemoryTransport):
             if self._leads:
                 self._comm.complete_exchanges()  # otherwise the other leaders would wait for this one
             raise
+        self._advance_meanwhile()
         return None if directly is None else directly or agreed
 
     def _within(self, part: Bucket) -> native.Reduction | list[int]:
@@ -316,13 +327,13 @@ class HierarchicalTransport(SharedMemoryTransport):
 
     # -- reductions that begin before all of their arrays exist
 
-    def expect(
+    def divide(
         self,
         kinds: Sequence[tuple[tuple[int, ...], np.dtype]],
         reductions: Sequence[Algorithm],
         order: Sequence[int],
-    ) -> Expected | None:
-        """Divide a reduction into pieces that are exchanged as soon as their arrays exist.
+    ) -> Division | None:
+        """Divide an early reduction into pieces.
 
         Parameters
         ----------
@@ -335,11 +346,11 @@ class HierarchicalTransport(SharedMemoryTransport):
 
         Returns
         -------
-        Expected or None
+        Division or None
             ``None`` if the arrays are small, or cannot be reduced within a node.
         """
         arrays = [np.broadcast_to(np.empty((), dtype), math.prod(shape)) for shape, dtype in kinds]  # without memory
-        if sum(array.nbytes for array in arrays) < _LEAST_AHEAD or any(max(how.rows) > 1 for how in reductions):
+        if sum(array.nbytes for array in arrays) < _LEAST_EARLY or any(max(how.rows) > 1 for how in reductions):
             return None
         pieces = divide([(arrays[i], None, reductions[i]) for i in order], small_bytes=0)[1]
         ends = np.cumsum([arrays[i].size for i in order])
@@ -353,104 +364,133 @@ class HierarchicalTransport(SharedMemoryTransport):
                 places[-1].append((order[place], slice(start, start + part.array.size)))
                 end += part.array.size
         n_ready = np.searchsorted(np.cumsum(list(map(length_of, pieces))), ends, side="right")
-        return Expected(tuple(order), places, n_ready.tolist(), self._plans(pieces))
+        return Division(tuple(order), places, n_ready.tolist(), self._plans(pieces))
 
-    def add(self, ahead: Ahead, array: np.ndarray) -> None:
-        """Add the next array of a reduction, and begin to exchange the pieces that are complete with it."""
-        order, pieces, n_ready, plans = ahead.expected
-        ahead.arrays[order[len(ahead.arrays)]] = array
-        ready = range(ahead.n_begun, n_ready[len(ahead.arrays) - 1])
-        if ahead.is_dropped or not ready:
-            return
-        there: list[Part] = []
-        memories = []
-        for k in ready:
-            parts = [Bucket(ahead.arrays[i].reshape(-1)[some], None, ahead.reductions[i]) for i, some in pieces[k]]
-            given, result = self._memory_ahead(parts, k)
-            memories.append((given, result))
-            for part, memory in zip(parts, split_memory(parts, given)):
-                if memory is not part.array:
-                    there.append((part.array, memory, self._within(part)))
-        if self._run_here(there, _REFUSED if ahead.is_refused else ahead.signature) is None:
-            self.drop(ahead)
-            return
-        ahead.n_begun = ready.stop
-        if not self._leads:
-            return
-        if ahead.between is None:
-            ahead.between = self._exchange_of(plans)
-            ahead.is_refused = self._vote([], [], ahead.signature, ahead.between.fill_in) is None
-        if ahead.is_refused:  # the ranks of this node learn it in the next collective
-            return
-        for k, (given, result) in zip(ready, memories):
-            assert given is not None and result is not None
-            ahead.between.begin(given, result, functools.partial(self._lend_ahead, k))
-        if self._comm.may_poll:
-            self._comm.exchange.poll()
-
-    def finish(self, ahead: Ahead, outs: Sequence[np.ndarray]) -> bool:
-        """Wait for the results of a reduction whose arrays were all added.
-
-        Parameters
-        ----------
-        ahead : Ahead
-        outs : sequence of array
-            Destination of each result. They may be the operands.
+    def add(self, early: EarlyReduction, array: np.ndarray) -> bool:
+        """Add the next array of an early reduction, and begin to exchange the pieces that are complete with it.
 
         Returns
         -------
         bool
-            Whether there are results. If not, no rank has any, and the operands are unchanged.
+            False if the signatures of the ranks differ.
         """
-        if ahead.is_dropped:
-            return False
-        fits = not ahead.is_refused
-        if ahead.between is not None and fits:
-            try:
-                ahead.between.finish(len(ahead.expected.plans))
-            except CollectiveAborted:
-                fits = False
-            self._comm.end_exchange(ahead.between.fill_in)
-        there = []
-        for k, piece in enumerate(ahead.expected.pieces):
-            parts = [
-                Bucket(ahead.arrays[i].reshape(-1)[some], outs[i].reshape(-1)[some], ahead.reductions[i])
-                for i, some in piece
-            ]
-            there += [self._back(*both) for both in zip(parts, split_memory(parts, self._result_ahead(parts, k)))]
-        return self._run_here(there, ahead.signature if fits else _REFUSED) is not None
+        early.arrays[early.division.order[len(early.arrays)]] = array
+        ready = range(early.n_begun, early.division.n_ready[len(early.arrays) - 1])
+        if not ready:
+            return True
+        if self._leads:
+            self._comm.check_aborted()
+        there: list[Part] = []
+        memories = []
+        for k in ready:
+            piece = early.parts(k)
+            given, result = self._early_memory(piece, k)
+            memories.append((given, result))
+            for part, memory in zip(piece, split_memory(piece, given)):
+                if memory is not part.array:
+                    there.append((part.array, memory, self._within(part)))
+        agreed = self._run_here(there, early.signature) is not None
+        if not early.n_begun and self._leads:
+            early.between = self._exchange_of(early.division.plans)
+        if not early.n_begun or not agreed:
+            fill_in = _nothing if early.between is None else early.between.fill_in
+            if not self._agree(agreed, early.signature, fill_in):
+                return False
+        early.n_begun = ready.stop
+        if early.between is not None:
+            for k, (given, result) in zip(ready, memories):
+                assert given is not None and result is not None
+                early.between.begin(given, result, functools.partial(self._lend_early, k))
+            self._under_way = True
+            self._advance_meanwhile()
+        return True
 
-    def drop(self, ahead: Ahead) -> None:
-        """Give up a reduction; its operands are unchanged."""
-        ahead.is_dropped = True
-        if ahead.between is not None and not ahead.is_refused:
-            self._comm.complete_exchanges()
+    def finish(self, early: EarlyReduction, outs: Sequence[np.ndarray] | None) -> bool:
+        """Wait for the results of an early reduction whose arrays were all added, or give it up.
+
+        Parameters
+        ----------
+        early : EarlyReduction
+        outs : sequence of array, or None
+            Destination of each result. They may be the operands. ``None``: give up, on all ranks; the operands are
+            unchanged.
+
+        Returns
+        -------
+        bool
+            False if the signatures of the ranks differ.
+        """
+        if not early.n_begun:
+            return True
+        signature = early.signature ^ (outs is None)
+        agreed = self._run_here([], signature) is not None
+        if not self._agree(agreed, signature, _nothing):
+            return False
+        self._under_way = False
+        if early.between is not None:
+            if outs is None:
+                early.between.fill_in()
+            else:
+                early.between.finish(len(early.division.plans))
+            self._comm.exchange.rest()
+            self._comm.end_exchange(early.between.fill_in)
+        if outs is None:
+            return True
+        there = []
+        for k in range(len(early.division.pieces)):
+            piece = early.parts(k, outs)
+            results = split_memory(piece, self._early_result(piece, k))
+            there += [self._back(*both) for both in zip(piece, results)]
+        self._run_here(there, _AGREED)
+        return True
+
+    def _agree(self, agreed: bool, signature: int, fill_in: Completion) -> bool:
+        """Vote, and return on all ranks of this node whether the signatures of all ranks of all nodes are equal.
+
+        Parameters
+        ----------
+        agreed : bool
+            Whether the signatures of the ranks of this node are equal.
+        signature : int
+        fill_in : callable
+            See `LeaderComm.vote`.
+        """
+        is_agreed = agreed
+        if self._leads:
+            is_agreed = self._vote([], [], signature if agreed else None, fill_in) is not None
+        return agreed and self._run_here([], _AGREED if is_agreed else _REFUSED) is not None and is_agreed
+
+    def _advance_meanwhile(self) -> None:
+        """Have a thread advance an early reduction while this rank computes."""
+        if self._under_way and self._comm.may_poll:
+            self._comm.exchange.poll()
 
     def leave(self) -> None:
         """Leave the reductions that have begun, because the function of this rank has failed."""
+        self._under_way = False
         if self._leads:
             self._comm.leave()
 
-    def _memory_ahead(self, piece: Piece, k: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    # -- memory
+
+    def _early_memory(self, piece: Piece, k: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Return memory for this node's contribution to piece ``k``, and for its result; ``None`` on non-leaders."""
-        result, how = self._result_ahead(piece, k), piece[0].how
+        result, how = self._early_result(piece, k), piece[0].how
         assert isinstance(how, Algorithm)
         if result is None or how.within is not None:
             return result, result
         if len(piece) == 1 and self._n_local == 1:
             return piece[0].array, result
-        return self._lend_ahead(k, "rows", self._n_local * length_of(piece), how.dtype), result
+        return self._lend_early(k, "rows", self._n_local * length_of(piece), how.dtype), result
 
-    def _result_ahead(self, piece: Piece, k: int) -> np.ndarray | None:
+    def _early_result(self, piece: Piece, k: int) -> np.ndarray | None:
         if not self._leads:
             return None
-        return self._lend_ahead(k, "result", length_of(piece), piece[0].dtype_of_result)
+        return self._lend_early(k, "result", length_of(piece), piece[0].dtype_of_result)
 
-    def _lend_ahead(self, k: int, what: str, size: int, dtype: np.dtype) -> np.ndarray:
-        """Return memory for piece ``k`` of a reduction that has begun; later reductions reuse it."""
-        return self._reused(("ahead " + what, k), size, dtype)
-
-    # -- memory
+    def _lend_early(self, k: int, what: str, size: int, dtype: np.dtype) -> np.ndarray:
+        """Return memory for piece ``k`` of an early reduction; later ones reuse it."""
+        return self._reused(("early " + what, k), size, dtype)
 
     def _memory_for(self, piece: Piece, turn: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Return memory for this node's contribution to a piece, and for the result; ``None`` on non-leaders.

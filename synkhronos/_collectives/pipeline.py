@@ -194,15 +194,17 @@ class Pieces:
             self._advance()
 
     def finish(self, n: int) -> None:
-        """Wait until the first ``n`` pieces are complete; raise `CollectiveAborted` if another leader has failed."""
-        self._comm.exchange.rest()
+        """Wait until the first ``n`` pieces are complete; raise `CollectiveAborted` if any leader has failed."""
+        self._wait(n)
+        if self._has_failed or self._is_leaving:  # a signal handler may have closed the session
+            raise CollectiveAborted("a rank of another node failed")
+
+    def _wait(self, n: int) -> None:
         if self._n_complete < n:
             with deferred_interrupts():
                 self._deadline.begin()
                 self._comm.complete(lambda: self._advance() >= n, self._check, self._is_leaving)
                 self._deadline.begin()
-        if self._has_failed and not self._is_leaving:
-            raise CollectiveAborted("a rank of another node failed")
 
     def _advance(self) -> int:
         """Advance all pieces as far as possible without waiting; return the number of complete pieces."""
@@ -218,6 +220,7 @@ class Pieces:
         def lend(what: str, size: int, dtype: np.dtype) -> np.ndarray:
             return np.zeros(size, dtype)
 
+        self._comm.exchange.rest()
         self._is_leaving = True
         for piece in self._under_way:
             piece.fail()
@@ -226,5 +229,5 @@ class Pieces:
             n_rows = 1 if isinstance(how, list) else how.rows[self._comm.node]
             result = np.zeros(length, dtype if isinstance(how, list) else how.returned)
             self.begin(np.zeros(n_rows * length, dtype), result, lend)
-            self.finish(self._n_begun - 1)
-        self.finish(len(self._plans))
+            self._wait(self._n_begun - 1)
+        self._wait(len(self._plans))

@@ -6,8 +6,8 @@ must be the same on all nodes.
 
 Invariants
 ----------
-* One thread calls MPI: the main thread of a leader, or, on the controller, the holder of the session's lock. While a
-  function computes, a C thread may advance exchanges (see exchange.h); a lock makes one thread at a time advance them.
+* One thread at a time calls MPI: the main thread of a leader, or, on the controller, the holder of the session's lock,
+  or, while a function computes, a thread that advances exchanges (see exchange.h). `send` and `take_in` pause it first.
 * A leader never blocks in an MPI call. It polls for messages, checks its own process group, and sleeps in between, for
   increasing times.
 * Messages with large arrays use another communicator than those without, so that one may overtake the other. Orders are
@@ -163,7 +163,7 @@ class LeaderComm:
         self._messages, self._rows = mpi.COMM_WORLD.Dup(), pkl5.Intracomm(mpi.COMM_WORLD.Dup())
         self._arrays = mpi.COMM_WORLD.Dup()
         self.exchange = _make_exchange(mpi, self._arrays)
-        self.may_poll = mpi.Query_thread() == mpi.THREAD_MULTIPLE
+        self.may_poll = mpi.Query_thread() >= mpi.THREAD_SERIALIZED
         self._n_pieces = 0
         self.node, self.n_nodes = self._messages.Get_rank(), self._messages.Get_size()
         self.others = [node for node in range(self.n_nodes) if node != self.node]
@@ -205,6 +205,7 @@ class LeaderComm:
         has_rows : bool
             Whether the message contains large arrays, which are then sent without a copy.
         """
+        self.exchange.pause()
         loss = self._heartbeat.loss()
         if loss is None or loss.reason != Reason.ENDED:
             self._sending = [request for request in self._sending if not request.test()[0]]
@@ -225,6 +226,7 @@ class LeaderComm:
 
     def take_in(self) -> None:
         """Receive the messages that have arrived, and pass them to `take`."""
+        self.exchange.pause()
         for way in (self._messages, self._rows):
             while way.iprobe():
                 with deferred_interrupts():  # an interrupt during the receive would lose the message
@@ -319,6 +321,7 @@ class LeaderComm:
 
     def begin(self, number: int) -> None:
         """Begin a command, and drop the votes of earlier ones."""
+        self.exchange.rest()
         self.number, self._meeting = number, 0
         self._due.clear()
         owed = self._owed and self._owed[0]
@@ -359,14 +362,13 @@ class LeaderComm:
         CollectiveAborted
             If a leader has failed in this command.
         """
-        self.take_in()  # if another leader has failed, this one must not vote, so that no leader enters the exchange
-        self._check_aborted()
+        self.check_aborted()  # otherwise other leaders might enter the exchange
         place = self.number, self._meeting
         votes = self._votes.setdefault(place, {})
 
         def found() -> bool:
             if len(votes) < self.n_nodes:
-                self._check_aborted()
+                self._raise_if_aborted()
                 return False
             return True
 
@@ -427,8 +429,12 @@ class LeaderComm:
                 self._owed, self._voting = self._voting, None
             self.complete_exchanges()
 
-    def _check_aborted(self) -> None:
-        """Raise `CollectiveAborted` if a leader has aborted the current command."""
+    def check_aborted(self) -> None:
+        """Receive messages; raise `CollectiveAborted` if a leader has aborted the current command."""
+        self.take_in()
+        self._raise_if_aborted()
+
+    def _raise_if_aborted(self) -> None:
         if self._aborted >= self.number:
             raise CollectiveAborted("a rank of another node failed")
 

@@ -24,6 +24,10 @@ void exchange_init(struct exchange *self, const struct mpi *mpi)
 {
     *self = (struct exchange){.mpi = *mpi, .window = LEAST_WINDOW};
     pthread_mutex_init(&self->lock, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&self->changed, &attributes);
 }
 
 static int64_t now_ns(void)
@@ -193,7 +197,10 @@ static int send(struct exchange *self, struct piece *piece, struct message *to)
     }
     while (!error && to->n_begun < n && to->n_begun - to->n_passed < CHUNKS_AHEAD) {
         size_t chunk = to->n_begun, n_bytes = piece->failed ? 0 : chunk_bytes(to, chunk);
-        if (n_bytes && self->in_flight && self->in_flight + n_bytes > self->window)
+        /* One chunk of each message of the oldest piece may always be sent: a leader that has failed may wait for it,
+         * and not yet have begun the later pieces that fill the window. */
+        int is_oldest = piece == self->first && to->n_begun == to->n_passed;
+        if (n_bytes && self->in_flight && self->in_flight + n_bytes > self->window && !is_oldest)
             return 0;
         if (!self->in_flight) {
             self->counted = 0;
@@ -279,12 +286,12 @@ void exchange_add(struct exchange *self, struct piece *piece)
     while (*end != NULL)
         end = &(*end)->next;
     *end = piece;
+    pthread_cond_signal(&self->changed);
     pthread_mutex_unlock(&self->lock);
 }
 
-int exchange_advance(struct exchange *self)
+static void advance_all(struct exchange *self)
 {
-    pthread_mutex_lock(&self->lock);
     struct piece **place = &self->first;
     while (!self->error && *place != NULL) {
         struct piece *piece = *place;
@@ -297,6 +304,12 @@ int exchange_advance(struct exchange *self)
             place = &piece->next;
         }
     }
+}
+
+int exchange_advance(struct exchange *self)
+{
+    pthread_mutex_lock(&self->lock);
+    advance_all(self);
     int error = self->error;
     pthread_mutex_unlock(&self->lock);
     return error;
@@ -305,14 +318,34 @@ int exchange_advance(struct exchange *self)
 static void *poll(void *argument)
 {
     struct exchange *self = argument;
-    while (!__atomic_load_n(&self->must_end, __ATOMIC_ACQUIRE) && !exchange_advance(self))
-        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+    pthread_mutex_lock(&self->lock);
+    while (!self->must_end) {
+        if (self->is_paused || self->first == NULL || self->error) {
+            pthread_cond_wait(&self->changed, &self->lock);
+            continue;
+        }
+        advance_all(self);
+        int64_t end = now_ns() + NAP_NS;
+        pthread_cond_timedwait(&self->changed, &self->lock,
+                               &(struct timespec){end / INT64_C(1000000000), end % INT64_C(1000000000)});
+    }
+    pthread_mutex_unlock(&self->lock);
     return NULL;
+}
+
+/* Set a value that the thread reads, and wake it. */
+static void set(struct exchange *self, int *place, int value)
+{
+    pthread_mutex_lock(&self->lock);
+    *place = value;
+    pthread_cond_signal(&self->changed);
+    pthread_mutex_unlock(&self->lock);
 }
 
 int exchange_poll(struct exchange *self)
 {
-    if (self->is_polling)
+    set(self, &self->is_paused, 0);
+    if (self->has_thread)
         return 0;
     sigset_t every, before;
     sigfillset(&every);
@@ -320,15 +353,21 @@ int exchange_poll(struct exchange *self)
     pthread_sigmask(SIG_SETMASK, &every, &before);
     int failed = pthread_create(&self->thread, NULL, poll, self);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    self->is_polling = !failed;
+    self->has_thread = !failed;
     return failed;
+}
+
+void exchange_pause(struct exchange *self)
+{
+    if (self->has_thread)
+        set(self, &self->is_paused, 1);
 }
 
 void exchange_rest(struct exchange *self)
 {
-    if (self->is_polling) {
-        __atomic_store_n(&self->must_end, 1, __ATOMIC_RELEASE);
+    if (self->has_thread) {
+        set(self, &self->must_end, 1);
         pthread_join(self->thread, NULL);
-        self->is_polling = 0;
+        self->has_thread = 0;
     }
 }

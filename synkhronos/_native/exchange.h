@@ -86,7 +86,8 @@ struct exchange {
     int64_t since;                 /* nanoseconds */
     _Alignas(16) char status[128]; /* an MPI_Status */
     pthread_t thread;
-    int is_polling, must_end; /* whether there is the thread, and whether it must end */
+    pthread_cond_t changed; /* one of the following, or `first` */
+    int has_thread, is_paused, must_end;
 };
 
 void exchange_init(struct exchange *self, const struct mpi *mpi);
@@ -97,8 +98,10 @@ void exchange_add(struct exchange *self, struct piece *piece);
 /* Advance all pieces of the queue as far as possible without waiting. Returns `error`. */
 int exchange_advance(struct exchange *self);
 
-/* Advance the pieces in a thread, until `exchange_rest`; returns a nonzero error number if there can be no thread. */
+/* Advance the pieces in a thread; returns a nonzero error number if there can be no thread. Other threads must not call
+ * MPI until `exchange_pause` has returned. The thread ends in `exchange_rest`. */
 int exchange_poll(struct exchange *self);
+void exchange_pause(struct exchange *self);
 void exchange_rest(struct exchange *self);
 
 #endif

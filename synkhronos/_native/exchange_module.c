@@ -220,11 +220,22 @@ static PyObject *exchange_advance_all(Exchange *self, PyObject *nothing)
 
 static PyObject *exchange_begin_polling(Exchange *self, PyObject *nothing)
 {
-    int error = exchange_poll(&self->exchange);
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    error = exchange_poll(&self->exchange);
+    Py_END_ALLOW_THREADS
     if (error) {
         errno = error;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
+    Py_RETURN_NONE;
+}
+
+static PyObject *exchange_pause_polling(Exchange *self, PyObject *nothing)
+{
+    Py_BEGIN_ALLOW_THREADS
+    exchange_pause(&self->exchange);
+    Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
@@ -233,6 +244,8 @@ static PyObject *exchange_end_polling(Exchange *self, PyObject *nothing)
     Py_BEGIN_ALLOW_THREADS
     exchange_rest(&self->exchange);
     Py_END_ALLOW_THREADS
+    if (forget_complete(self) < 0)
+        return NULL;
     Py_RETURN_NONE;
 }
 
@@ -261,7 +274,9 @@ static PyObject *exchange_new(PyTypeObject *class, PyObject *args, PyObject *key
 
 static void exchange_dealloc(Exchange *self)
 {
+    Py_BEGIN_ALLOW_THREADS
     exchange_rest(&self->exchange);
+    Py_END_ALLOW_THREADS
     if (self->exchange.first == NULL) /* otherwise MPI may still write to the arrays */
         Py_XDECREF(self->pieces);
     Py_TYPE(self)->tp_free(self);
@@ -271,7 +286,8 @@ static PyMethodDef exchange_methods[] = {
     {"begin", (PyCFunction)exchange_begin, METH_VARARGS, "Begin to exchange a piece; see native.pyi."},
     {"advance", (PyCFunction)exchange_advance_all, METH_NOARGS, "advance(): advance all pieces without waiting."},
     {"poll", (PyCFunction)exchange_begin_polling, METH_NOARGS, "poll(): advance all pieces in a thread."},
-    {"rest", (PyCFunction)exchange_end_polling, METH_NOARGS, "rest(): end the thread, if there is one."},
+    {"pause", (PyCFunction)exchange_pause_polling, METH_NOARGS, "pause(): have the thread wait, if there is one."},
+    {"rest", (PyCFunction)exchange_end_polling, METH_NOARGS, "rest(): end the thread; see native.pyi."},
     {NULL, NULL, 0, NULL},
 };
 

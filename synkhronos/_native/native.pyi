@@ -390,7 +390,7 @@ class Exchange:
         """
 
     def poll(self) -> None:
-        """Advance all pieces in a thread, until `rest`. MPI must allow calls from several threads.
+        """Advance all pieces in a thread, until `pause`. The thread starts in the first call after `rest`.
 
         Raises
         ------
@@ -398,8 +398,11 @@ class Exchange:
             If the thread cannot be started.
         """
 
+    def pause(self) -> None:
+        """Have the thread, if any, wait for `poll`. Other threads must not call MPI until this has returned."""
+
     def rest(self) -> None:
-        """End the thread of `poll`, if there is one."""
+        """End the thread, if there is one. This object then keeps the arrays of unfinished pieces only."""
 
 # -- fast_call_module.c
 

@@ -86,6 +86,9 @@ class LeaderTransport(Protocol):
     def complete_exchanges(self) -> None:
         """Take part in the rest of each exchange that all leaders have agreed on, after this leader has failed."""
 
+    def check_aborted(self) -> None:
+        """Raise `CollectiveAborted` if a leader has aborted the current command."""
+
     def leave(self) -> None:
         """Abort the current command, and take part in the rest of its exchanges."""
 

@@ -163,6 +163,7 @@ class Dispatcher:
             if self._group.sync.aborted:  # an earlier command failed, and an interrupt kept it from resetting this
                 self._group.sync.reset()
             was_waiting, self._is_waiting = self._is_waiting, True
+            self._ledger.n_failures += 1  # until the command has succeeded
             try:
                 self._group.send(message, memory)
                 if any(envelope.release):
@@ -179,7 +180,6 @@ class Dispatcher:
                     self._group.sync.abort()
                 replies = self._group.collect()
             except BaseException as error:
-                self._ledger.n_failures += 1
                 self.check_closed(error)
                 if self._group.outstanding:
                     self._interrupted(error, command)
@@ -190,6 +190,7 @@ class Dispatcher:
             if decoded is not None:
                 self._steps.forget()
                 self._ledger.delivered()
+                self._ledger.n_failures -= 1
                 results = decoded.copy()
                 results[self._group.master_rank] = result
                 return results
@@ -197,13 +198,13 @@ class Dispatcher:
             results[self._group.master_rank] = result
             failed = first_failure(results, self._group.master_rank, self._ahead)
             if failed is not None:
-                self._ledger.n_failures += 1
                 outcome = self.finish_step(command)
                 self._group.sync.reset()
                 cause = own_error if failed == self._group.master_rank else None
                 device = self._group.devices[failed]
                 raise worker_error(command, self._replica.describe, failed, device, results, cause, outcome)
             self._steps.forget()
+            self._ledger.n_failures -= 1
             results = [self._read(rank, one, isinstance(command, InOrder)) for rank, one in enumerate(results)]
             decoded = results.copy()
             decoded[self._group.master_rank] = None

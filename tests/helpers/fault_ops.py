@@ -7,7 +7,7 @@ import time
 from backend import theano
 
 #: Faults: the values of the second input of `Fault`.
-NOTHING, RAISE, SLEEP, KILL, SEGFAULT, EXIT, LEAVE, LONG_SLEEP, RAISE_LATE, SLEEP_THREE = range(10)
+NOTHING, RAISE, SLEEP, KILL, SEGFAULT, EXIT, LEAVE, LONG_SLEEP, RAISE_LATE, SLEEP_THREE, SHRINK = range(11)
 
 
 class Fault(theano.Op):
@@ -31,7 +31,7 @@ class Fault(theano.Op):
             raise SystemExit(3)
         elif fault == LEAVE:
             os._exit(4)
-        outputs[0][0] = x.copy()
+        outputs[0][0] = x[1:].copy() if fault == SHRINK else x.copy()
 
     def infer_shape(self, node, shapes):
         return [shapes[0]]

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 import numpy as np
 
 from synkhronos._backends import Apply, Op, T
-from synkhronos._collectives import Ahead, HierarchicalTransport, HostTransport, Part, result_dtype
+from synkhronos._collectives import EarlyReduction, HierarchicalTransport, HostTransport, Part, result_dtype
 from synkhronos._processes import COLLECTIVES
+from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.rows import Rows, shares
 from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout
@@ -33,7 +34,6 @@ BROADCAST = "broadcast"  # all ranks get the controller's rows or bytes
 _logger = logging.getLogger("synkhronos")
 _here = threading.local()
 _END = -2  # number of the collective at the end of a function
-_EARLY = 1 << 33  # in signatures of reductions that begin before all of their operands exist
 _MOST_EXPECTED = 1024  # reductions that are known from earlier calls
 _MOST_WEIGHTS = 8  # divisions of a reduction into pieces that are kept
 
@@ -73,6 +73,15 @@ class _Expectation(NamedTuple):
     kinds: list[_Kind]
     order: tuple[int, ...]
     of_weights: dict[tuple[int, ...], Any]
+
+
+class _Early(NamedTuple):
+    """An early reduction in this call: its key, what was expected of it, and the weights for which it was divided."""
+
+    key: int
+    expectation: _Expectation
+    weights: tuple[int, ...]
+    reduction: EarlyReduction
 
 
 def _are_these(announced: Sequence[tuple[int, np.ndarray]], arrays: Sequence[np.ndarray]) -> bool:
@@ -118,14 +127,14 @@ class RankContext:
         self.weights: tuple[int, ...] = (1,) * n_ranks
         self.own = 1
         self._transport = transport
-        self._early = transport if isinstance(transport, HierarchicalTransport) else None
+        self._between_nodes = transport if isinstance(transport, HierarchicalTransport) else None
         self._timeline = timeline
         self._lost: Exception | None = None
         self._prepared: KeyedCache[tuple[int, list[Any]]] = KeyedCache()  # reductions of each collective
         self._left: list[Any] = []  # keeps memory alive that other ranks may still read and write after an error
         self._announced: dict[int, list[tuple[int, np.ndarray]]] = {}  # operands of reductions by key, in this call
         self._expected: dict[int, _Expectation] = {}  # by key
-        self._ahead: tuple[int, Ahead] | None = None  # key of a reduction that has begun, and its state
+        self._early: _Early | None = None
 
     def execute(self, weights: tuple[int, ...], function: Callable[[], Any]) -> Any:
         """Call a function in this context, and check at the end that all ranks have run the same collectives.
@@ -152,6 +161,8 @@ class RankContext:
         _here.context = self
         try:
             result = function()
+            if self._early is not None:
+                self._finish_early(None)
             if self.n_ranks > 1:
                 before = self._timeline.switch(COLLECTIVES)
                 self._run([], _END, _END)
@@ -163,14 +174,16 @@ class RankContext:
             raise
         finally:
             _here.context = None
-            self._end_ahead()
+            self._leave_early()
 
-    def _end_ahead(self) -> None:
-        """Leave a collective that has begun and was not finished, because the function has failed."""
+    def _leave_early(self) -> None:
+        """Leave an early reduction that was not finished, because the function has failed."""
         self._announced.clear()
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and self._early is not None:
-            self._early.leave()
+        if self._early is not None:
+            assert self._between_nodes is not None
+            with deferred_interrupts():
+                self._between_nodes.leave()
+                self._early = None
 
     def weigh(self, weights: tuple[int, ...]) -> None:
         """Set the weights of the ranks. It must run before the first collective of a call."""
@@ -229,61 +242,73 @@ class RankContext:
         array : ndarray
             C-contiguous. It must not change before the reduction.
         """
-        if self._early is None:
+        if self._between_nodes is None:
             return
         announced = self._announced.setdefault(key, [])
         announced.append((index, array))
-        if self._ahead is None and len(announced) == 1 and key in self._expected:
-            self._begin_ahead(key)
-        if self._ahead is not None and self._ahead[0] == key:
-            expected, kinds = self._ahead[1].expected, self._expected[key].kinds
-            place = len(announced) - 1
-            if place < len(expected.order) and expected.order[place] == index and _kind(array) == kinds[index]:
-                before = self._timeline.switch(COLLECTIVES)
-                self._guard([array], self._early.add, self._ahead[1], array)
-                self._timeline.switch(before)
-            else:
-                self._drop_ahead()
+        if self._early is None and len(announced) == 1 and key in self._expected:
+            self._begin_early(key)
+        early = self._early
+        if early is None or early.key != key:
+            return
+        before = self._timeline.switch(COLLECTIVES)
+        place, order = len(announced) - 1, early.expectation.order
+        kinds = early.expectation.kinds
+        if place == len(order) or order[place] != index or kinds[index] != _kind(array):
+            self._finish_early(None)
+        elif not self._guard([array], self._between_nodes.add, early.reduction, array):
+            raise self._early_difference(early)
+        self._timeline.switch(before)
 
-    def _begin_ahead(self, key: int) -> None:
-        assert self._early is not None
-        number, ops, kinds, order, of_weights = self._expected[key]
+    def _begin_early(self, key: int) -> None:
+        assert self._between_nodes is not None
+        expectation = self._expected[key]
+        number, ops, kinds, order, of_weights = expectation
         signature, reductions = self._reductions(number, ops, kinds)
+        ways = [how for _, how in reductions]
         if self.weights not in of_weights:
             if len(of_weights) == _MOST_WEIGHTS:
                 of_weights.clear()
-            of_weights[self.weights] = self._early.expect(kinds, [how for _, how in reductions], order)
-        expected = of_weights[self.weights]
-        if expected is not None:
-            self._ahead = key, Ahead(expected, [how for _, how in reductions], signature | _EARLY)
+            of_weights[self.weights] = self._between_nodes.divide(kinds, ways, order)
+        division = of_weights[self.weights]
+        if division is not None:
+            self._early = _Early(key, expectation, self.weights, EarlyReduction(division, ways, signature))
 
-    def _drop_ahead(self) -> None:
-        assert self._ahead is not None and self._early is not None
-        ahead = self._ahead[1]
-        self._guard(list(ahead.arrays.values()), self._early.drop, ahead)
-        self._ahead = None
+    def _finish_early(self, outs: Sequence[np.ndarray] | None) -> None:
+        """Write the results of the early reduction to ``outs``; ``None``: give it up."""
+        early = self._early
+        assert early is not None and self._between_nodes is not None
+        arrays = [*early.reduction.arrays.values(), *(outs or ())]
+        if not self._guard(arrays, self._between_nodes.finish, early.reduction, outs):
+            raise self._early_difference(early)
+        self._early = None
 
-    def _finish_ahead(
+    def _early_difference(self, early: _Early) -> Exception:
+        """Return the error after a mismatch in an early reduction; arrays that do not exist yet have expected shapes."""
+        shapes = [shape for shape, _ in early.expectation.kinds]
+        for index, array in self._announced.get(early.key, ()):
+            shapes[index] = array.shape
+        return self._difference(early.expectation.number, shapes)
+
+    def _take_early(
         self, number: int, ops: tuple[str, ...], arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray]
     ) -> bool:
-        """Finish a reduction that has begun early, and return whether ``outs`` has results.
+        """Write the results of a reduction to ``outs`` if it has begun early. If not, expect it in later calls.
 
-        Otherwise expect it in later calls.
+        Returns
+        -------
+        bool
+            Whether ``outs`` has results.
         """
-        assert self._early is not None
         key = next((key for key, them in self._announced.items() if _are_these(them, arrays)), None)
         if key is None:
             return False
         order = tuple([index for index, _ in self._announced.pop(key)])
-        if self._ahead is not None and self._ahead[0] == key:
-            ahead = self._ahead[1]
-            if len(ahead.arrays) == len(arrays) and self._expected[key].ops == ops:
-                is_finished = self._guard([*arrays, *outs], self._early.finish, ahead, outs)
-                self._ahead = None
-                if is_finished:
-                    return True
-            else:
-                self._drop_ahead()
+        early = self._early
+        if early is not None and early.key == key:
+            is_same = len(early.reduction.arrays) == len(arrays) and early.weights == self.weights
+            self._finish_early(outs if is_same else None)
+            return is_same
         kinds = list(map(_kind, arrays))
         if key not in self._expected or self._expected[key][:4] != (number, ops, kinds, order):
             if len(self._expected) == _MOST_EXPECTED:  # on all ranks at the same time
@@ -301,7 +326,7 @@ class RankContext:
                 array if is_own else np.empty(array.shape, how[0])
                 for array, is_own, how in zip(arrays, in_place, reductions)
             ]
-            if self._finish_ahead(number, tuple(ops), arrays, outs):
+            if self._take_early(number, tuple(ops), arrays, outs):
                 return outs
         in_rows = [(array, op) for (array, op), how in zip(zip(arrays, ops), reductions) if how is None]
         shapes_of = iter(self._exchange_shapes(number, in_rows) if in_rows else ())
@@ -367,7 +392,7 @@ class RankContext:
         def run() -> bool:
             directly = self._transport.run(parts, signature)
             if directly is None:
-                raise self._difference(number, [part[0] for part in parts if not isinstance(part[2], list)])
+                raise self._difference(number, [part[0].shape for part in parts if not isinstance(part[2], list)])
             return directly
 
         return bool(self._guard(parts, run))
@@ -384,19 +409,19 @@ class RankContext:
                 raise CollectiveAborted(str(error)) from error
             raise
 
-    def _difference(self, number: int, arrays: Sequence[np.ndarray]) -> Exception:
+    def _difference(self, number: int, shapes: Sequence[tuple[int, ...]]) -> Exception:
         """Return an error that describes how the ranks differ. All ranks call this together after a mismatch."""
-        shape = [length for array in arrays for length in array.shape]
-        numbers = [tuple(row) for row in self._gather_numbers([number, len(shape)])]
+        own = [length for shape in shapes for length in shape]
+        numbers = [tuple(row) for row in self._gather_numbers([number, len(own)])]
         if len(set(numbers)) == 1:
-            table = self._gather_numbers(shape)
+            table = self._gather_numbers(own)
             start = 0
-            for array in arrays:
-                shapes = [tuple(row[start : start + array.ndim]) for row in table]
-                start += array.ndim
-                if len(set(shapes)) > 1:
+            for shape in shapes:
+                of_ranks = [tuple(row[start : start + len(shape)]) for row in table]
+                start += len(shape)
+                if len(set(of_ranks)) > 1:
                     return ValueError(
-                        f"a collective of a function got the shapes {shapes}; expected equal ones on all ranks. Use "
+                        f"a collective of a function got the shapes {of_ranks}; expected equal ones on all ranks. Use "
                         "gathered for values with one row for each data point"
                     )
         places = [

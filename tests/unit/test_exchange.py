@@ -1,0 +1,275 @@
+"""Exchange of pieces between leaders, with a simulated MPI: values, failures at any step, and memory.
+
+Each leader is a thread. The simulated MPI delivers messages in random order, and a send completes only when its receiver
+has posted a receive, so that waits in a circle never end.
+"""
+
+import ctypes
+import random
+import threading
+import time
+from collections import defaultdict, deque
+
+import numpy as np
+import pytest
+
+from synkhronos._collectives.buckets import way_of
+from synkhronos._collectives.pipeline import Pieces, Plan
+from synkhronos._native import native
+from synkhronos._processes import Deadline
+from synkhronos.errors import CollectiveAborted
+
+_SECONDS = 30  # for one exchange
+BYTE = 7  # a datatype
+
+
+class SimulatedMpi:
+    """MPI between threads. The communicator of a leader is its number plus 1.
+
+    Parameters
+    ----------
+    handle_bytes : int
+        Size of handles: 4 (MPICH) or 8 (Open MPI).
+    seed : int
+    """
+
+    def __init__(self, handle_bytes, seed):
+        self.handle_bytes = handle_bytes
+        self.chance = random.Random(seed)
+        self.lock = threading.Lock()
+        self.sent = defaultdict(deque)  # (source, destination, tag): data and request of each message
+        self.posted = defaultdict(deque)  # the same: address, size and request of each receive
+        self.counts = {}  # of the requests that are complete: bytes
+        self.n_requests = 0
+        self.n_delivered = defaultdict(int)  # the same
+        self.most = {}  # the same: how many messages are delivered
+        handle = ctypes.c_int if handle_bytes == 4 else ctypes.c_void_p
+        self.handle = ctypes.POINTER(handle)
+        number, pointer = ctypes.c_int, ctypes.c_void_p
+        message = [number, pointer, number, handle, number, number, handle, self.handle]
+        self.functions = (
+            ctypes.CFUNCTYPE(*message)(self.isend),
+            ctypes.CFUNCTYPE(*message)(self.irecv),
+            ctypes.CFUNCTYPE(number, self.handle, ctypes.POINTER(number), ctypes.POINTER(number))(self.test),
+            ctypes.CFUNCTYPE(number, ctypes.POINTER(number), handle, ctypes.POINTER(number))(self.get_count),
+        )
+
+    def exchange(self, leader):
+        """Return the exchange of a leader."""
+        addresses = tuple(ctypes.cast(function, ctypes.c_void_p).value for function in self.functions)
+        return native.Exchange(self.handle_bytes, leader + 1, BYTE, addresses)
+
+    def new_request(self, place):
+        self.n_requests += 1
+        place[0] = self.n_requests
+        return self.n_requests
+
+    def isend(self, data, count, kind, destination, tag, communicator, request):
+        assert kind == BYTE
+        with self.lock:
+            key = communicator - 1, destination, tag
+            self.sent[key].append((ctypes.string_at(data, count), self.new_request(request)))
+        return 0
+
+    def irecv(self, data, count, kind, source, tag, communicator, request):
+        assert kind == BYTE
+        with self.lock:
+            self.posted[source, communicator - 1, tag].append((data, count, self.new_request(request)))
+        return 0
+
+    def deliver(self):
+        """Deliver the first messages of some of the queues."""
+        with self.lock:
+            for key, messages in self.sent.items():
+                is_held = self.n_delivered[key] >= self.most.get(key, np.inf)
+                if messages and self.posted[key] and not is_held and self.chance.random() < 0.5:
+                    self.n_delivered[key] += 1
+                    (content, sent), (place, size, received) = messages.popleft(), self.posted[key].popleft()
+                    assert len(content) <= size
+                    ctypes.memmove(place, content, len(content))
+                    self.counts[sent] = self.counts[received] = len(content)
+
+    def test(self, request, is_done, status):
+        with self.lock:
+            count = self.counts.pop(request[0], None)
+        is_done[0] = count is not None
+        if count is not None:
+            request[0], status[0] = 0, count
+        return 0
+
+    def get_count(self, status, kind, count):
+        assert kind == BYTE
+        count[0] = status[0]
+        return 0
+
+
+class Leader:
+    """The part of `LeaderComm` that the exchange of pieces uses."""
+
+    def __init__(self, mpi, node):
+        self.node = node
+        self.exchange = mpi.exchange(node)
+
+    def reserve_tags(self, n):
+        return 0
+
+    def begin_piece(self, number, sends, receives, reduction, narrowing, has_failed):
+        return self.exchange.begin(
+            4 * number, sends[0], receives[0], sends[1], receives[1], reduction, narrowing, has_failed
+        )
+
+    def complete(self, is_done, check, is_leaving):
+        while not is_done():
+            check()
+            time.sleep(0)
+
+
+class Stuck(Exception):
+    pass
+
+
+def run(n, plans, contributions, *, failing=None, handle_bytes=4, seed=0, short="", polling=False):
+    """Exchange pieces between ``n`` leaders; return the results of each, or the error, or "failed".
+
+    Parameters
+    ----------
+    plans : list of Plan
+    contributions : list of list of array
+        Of each leader, for each piece.
+    failing : dict of int to int
+        Leaders that fail, and the number of pieces that each begins before.
+    """
+    mpi, failing = SimulatedMpi(handle_bytes, seed), failing or {}
+    end = time.monotonic() + _SECONDS
+    results = [None] * n
+    has_ended = threading.Event()
+
+    def check():
+        if time.monotonic() > end or has_ended.is_set():
+            raise Stuck
+
+    def lead(node):
+        comm, chance = Leader(mpi, node), random.Random(seed * 100 + node)
+        pieces = Pieces(comm, plans, Deadline(None), check, short)
+        outs = []
+        try:
+            for k, ((how, length, _), given) in enumerate(zip(plans, contributions[node])):
+                if failing.get(node) == k:
+                    comm.exchange.rest()
+                    pieces.fill_in()
+                    results[node] = "failed"
+                    return
+                outs.append(np.empty(length, how.returned))
+                pieces.begin(given, outs[-1], lambda what, size, dtype: np.empty(size, dtype))
+                if polling:
+                    comm.exchange.poll()
+                for _ in range(chance.randrange(4)):
+                    pieces._advance()
+                    time.sleep(0)
+            if failing.get(node) == len(plans):
+                pieces.fill_in()
+                results[node] = "failed"
+                return
+            pieces.finish(len(plans))
+            results[node] = outs
+        except (CollectiveAborted, Stuck) as error:
+            results[node] = error
+        finally:
+            comm.exchange.rest()
+
+    threads = [threading.Thread(target=lead, args=(node,)) for node in range(n)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        mpi.deliver()
+        time.sleep(0)
+        if time.monotonic() > end + 1:
+            has_ended.set()
+    for thread in threads:
+        thread.join()
+    assert not any(isinstance(one, Stuck) for one in results), "leaders wait for ever"
+    assert not any(mpi.sent.values()) and not any(mpi.posted.values())
+    return results
+
+
+def made(n, lengths, dtype="float32", seed=0):
+    """Return plans of sums over ``n`` leaders, contributions, and expected results."""
+    draw = np.random.RandomState(seed)
+    way = way_of("sum", np.dtype(dtype), np.dtype(dtype), (1.0,) * n, (1,) * n)[0]
+    given = [[draw.rand(length).astype(dtype) for length in lengths] for _ in range(n)]
+    expected = []
+    for k in range(len(lengths)):
+        total = given[0][k].copy()
+        for node in range(1, n):
+            total += given[node][k]
+        expected.append(total)
+    return [Plan(way, length, np.dtype(dtype)) for length in lengths], given, expected
+
+
+LENGTHS = [1, 300_000, 7, 70_000, 1_000_003, 40]
+
+
+@pytest.mark.parametrize("polling", [False, True], ids=["called", "thread"])
+@pytest.mark.parametrize("handle_bytes", [4, 8])
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_sums_in_node_order(n, handle_bytes, polling):
+    plans, given, expected = made(n, LENGTHS)
+    results = run(n, plans, given, handle_bytes=handle_bytes, polling=polling)
+    for outs in results:
+        assert all(np.array_equal(*both) for both in zip(outs, expected))
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_leaders_that_fail_at_any_piece(n):
+    """All leaders end; each has either the right sums, or an error."""
+    chance = random.Random(n)
+    n_aborted = 0
+    for seed in range(12):
+        lengths = [chance.choice(LENGTHS) for _ in range(chance.randrange(1, 6))]
+        failing = {chance.randrange(n): chance.randrange(len(lengths) + 1) for _ in range(chance.choice((1, 1, 2)))}
+        plans, given, expected = made(n, lengths, seed=seed)
+        results = run(n, plans, given, failing=failing, seed=seed, polling=seed % 2)
+        for node, outs in enumerate(results):
+            if node in failing:
+                assert outs == "failed"
+            elif isinstance(outs, CollectiveAborted):
+                n_aborted += 1
+            else:
+                assert all(np.array_equal(*both) for both in zip(outs, expected))
+    assert n_aborted
+
+
+def test_a_full_window_does_not_keep_the_oldest_piece_from_going_on():
+    """A leader waits with its second step, and fills its window with pieces that the other does not begin."""
+    mpi = SimulatedMpi(4, 0)
+    plans, given, expected = made(2, [400_000, 4_000_000])
+    outs = [[np.empty(plan.length, "float32") for plan in plans] for _ in range(2)]
+    pieces = [Pieces(Leader(mpi, node), plans, Deadline(None), list, "") for node in range(2)]
+
+    def go_on(is_done):
+        end = time.monotonic() + _SECONDS
+        while not is_done():
+            assert time.monotonic() < end
+            mpi.deliver()
+            for one in pieces:
+                one._advance()
+
+    mpi.most[1, 0, 0] = 400_000 // 2 * 4 // (128 << 10)  # leader 0 receives all chunks of the first step but the last
+    for node, k in ((0, 0), (1, 0), (0, 1)):
+        pieces[node].begin(given[node][k], outs[node][k], lambda what, size, dtype: np.empty(size, dtype))
+    go_on(lambda: len(mpi.sent[0, 1, 4]) > 2)
+    mpi.most.clear()
+    go_on(lambda: [one._n_complete for one in pieces] == [1, 1])
+    assert np.array_equal(outs[0][0], expected[0]) and np.array_equal(outs[1][0], expected[0])
+    pieces[1].begin(given[1][1], outs[1][1], lambda what, size, dtype: np.empty(size, dtype))
+    go_on(lambda: [one._n_complete for one in pieces] == [2, 2])
+    assert np.array_equal(outs[0][1], expected[1]) and np.array_equal(outs[1][1], expected[1])
+
+
+@pytest.mark.parametrize("short", ["float16", "bfloat16"])
+def test_sixteen_bits_on_the_wire(short):
+    plans, given, expected = made(3, [1000, 300_000])
+    results = run(3, plans, given, short=short)
+    for outs in results:
+        assert all(np.array_equal(a, b) for a, b in zip(outs, results[0]))
+        assert all(np.allclose(a, b, rtol=2e-2) for a, b in zip(outs, expected))
