@@ -5,6 +5,7 @@
 #include <time.h>
 
 #define LEAST_WINDOW (2 * CHUNK_BYTES)
+#define FIRST_WINDOW ((size_t)512 << 10) /* after a rest, in which the rate of the link may have changed */
 #define LARGEST_WINDOW ((size_t)1 << 30)
 #define WINDOW_NS 150000000        /* time in which the link transfers the bytes in flight */
 #define UNACKNOWLEDGED 2           /* chunks at the end of each message */
@@ -205,6 +206,7 @@ static int send(struct exchange *self, struct piece *piece, struct message *to)
         if (!self->in_flight) {
             self->counted = 0;
             self->since = now_ns();
+            self->window = self->window < FIRST_WINDOW ? self->window : FIRST_WINDOW;
         }
         self->in_flight += n_bytes;
         to->sizes[chunk % CHUNKS_AHEAD] = n_bytes;
