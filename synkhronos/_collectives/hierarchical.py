@@ -15,6 +15,7 @@ import functools
 import math
 import zlib
 from collections.abc import Sequence
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, cast
 
 import numpy as np
@@ -79,12 +80,15 @@ class Division(NamedTuple):
         Number of complete pieces after each further array.
     plans : list of Plan
         Plan of each piece.
+    of_arrays : tuple of tuple of int
+        Numbers of each array's pieces.
     """
 
     order: tuple[int, ...]
     pieces: list[list[tuple[int, slice]]]
     n_ready: list[int]
     plans: list[Plan]
+    of_arrays: tuple[tuple[int, ...], ...]
 
 
 class EarlyReduction:
@@ -145,6 +149,8 @@ class HierarchicalTransport(SharedMemoryTransport):
         self._left: list[np.ndarray] = []  # arrays that other ranks may still read
         self._lent: dict[tuple[str, int], np.ndarray] = {}
         self._under_way = False  # whether an early reduction has begun, on a leader
+        self._since = 0  # nanoseconds: when this leader has last gone on to compute meanwhile
+        self._computing: list[tuple[int, int]] = []  # intervals in which it has computed meanwhile
         self._restart_local, self.restart = self.restart, self._restart
 
     def _restart(self) -> None:
@@ -162,6 +168,7 @@ class HierarchicalTransport(SharedMemoryTransport):
 
     def run(self, parts: list[Part], signature: int) -> bool | None:
         """Run a collective; parameters and result as for `SharedMemoryTransport.run`."""
+        self._come_back()
         small, large = divide(cast("list[Undivided]", parts))  # `reduction_of` of this class has made the reductions
         there: list[Part] = [(part.array, self._small_memory(part), self._within(part)) for part in small]
         agreed = self._run_here(there, signature)
@@ -181,6 +188,7 @@ class HierarchicalTransport(SharedMemoryTransport):
             directly = self._move(large, between, [self._back(*both) for both in zip(small, results)])
             if between is not None:
                 self._comm.end_exchange(between.fill_in)
+                self._timeline.exchange(between.times, ())
         except BaseException:
             if self._leads:
                 self._comm.complete_exchanges()  # otherwise the other leaders would wait for this one
@@ -364,7 +372,11 @@ class HierarchicalTransport(SharedMemoryTransport):
                 places[-1].append((order[place], slice(start, start + part.array.size)))
                 end += part.array.size
         n_ready = np.searchsorted(np.cumsum(list(map(length_of, pieces))), ends, side="right")
-        return Division(tuple(order), places, n_ready.tolist(), self._plans(pieces))
+        of_arrays: list[tuple[int, ...]] = [()] * len(arrays)
+        for k, parts in enumerate(places):
+            for i, _ in parts:
+                of_arrays[i] += (k,)
+        return Division(tuple(order), places, n_ready.tolist(), self._plans(pieces), tuple(of_arrays))
 
     def add(self, early: EarlyReduction, array: np.ndarray) -> bool:
         """Add the next array of an early reduction, and begin to exchange the pieces that are complete with it.
@@ -378,6 +390,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         ready = range(early.n_begun, early.division.n_ready[len(early.arrays) - 1])
         if not ready:
             return True
+        self._come_back()
         if self._leads:
             self._comm.check_aborted()
         there: list[Part] = []
@@ -422,6 +435,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         """
         if not early.n_begun:
             return True
+        self._come_back()
         signature = early.signature ^ (outs is None)
         agreed = self._run_here([], signature) is not None
         if not self._agree(agreed, signature, _nothing):
@@ -434,6 +448,8 @@ class HierarchicalTransport(SharedMemoryTransport):
                 early.between.finish(len(early.division.plans))
             self._comm.exchange.rest()
             self._comm.end_exchange(early.between.fill_in)
+            self._timeline.exchange(early.between.times, self._computing)
+            self._computing.clear()
         if outs is None:
             return True
         there = []
@@ -462,12 +478,20 @@ class HierarchicalTransport(SharedMemoryTransport):
 
     def _advance_meanwhile(self) -> None:
         """Have a thread advance an early reduction while this rank computes."""
-        if self._under_way and self._comm.may_poll:
-            self._comm.exchange.poll()
+        if self._under_way:
+            self._since = monotonic_ns()
+            if self._comm.may_poll:
+                self._comm.exchange.poll()
+
+    def _come_back(self) -> None:
+        """Note that this rank has computed while an early reduction was under way."""
+        if self._under_way:
+            self._computing.append((self._since, monotonic_ns()))
 
     def leave(self) -> None:
         """Leave the reductions that have begun, because the function of this rank has failed."""
         self._under_way = False
+        self._computing.clear()
         if self._leads:
             self._comm.leave()
 

@@ -152,6 +152,11 @@ class Pieces:
         Called regularly while this leader waits for the others; may raise.
     short : str
         Wire dtype, as for `_reduce`. It is used for pieces that are float32 throughout.
+
+    Attributes
+    ----------
+    times : list of tuple
+        When each complete piece was begun, and when it was complete; see `native.Piece`.
     """
 
     def __init__(
@@ -163,6 +168,7 @@ class Pieces:
         self._n_begun = self._n_complete = 0
         self._has_failed = self._is_leaving = False
         self._first: int | None = None  # number of the first piece
+        self.times: list[tuple[int, int]] = []
 
     def begin(self, given: np.ndarray, result: np.ndarray, lend: Lend) -> None:
         """Begin the next piece.
@@ -210,7 +216,9 @@ class Pieces:
         """Advance all pieces as far as possible without waiting; return the number of complete pieces."""
         self._comm.exchange.advance()
         while self._under_way and self._under_way[0].is_complete:
-            self._has_failed = self._under_way.popleft().has_failed or self._has_failed
+            piece = self._under_way.popleft()
+            self._has_failed = self._has_failed or piece.has_failed
+            self.times.append(piece.times)
             self._n_complete += 1
         return self._n_complete
 

@@ -283,6 +283,7 @@ static int advance(struct exchange *self, struct piece *piece, int *is_done)
 
 void exchange_add(struct exchange *self, struct piece *piece)
 {
+    piece->begun = now_ns();
     pthread_mutex_lock(&self->lock);
     struct piece **end = &self->first;
     while (*end != NULL)
@@ -301,6 +302,7 @@ static void advance_all(struct exchange *self)
         self->error = advance(self, piece, &is_done);
         if (is_done) {
             *place = piece->next;
+            piece->ended = now_ns();
             __atomic_store_n(&piece->state, COMPLETE, __ATOMIC_RELEASE);
         } else {
             place = &piece->next;

@@ -73,7 +73,8 @@ struct piece {
     const struct narrowing *narrowing; /* NULL: none */
     enum state state; /* set to COMPLETE last, with release ordering, by any thread */
     int failed;
-    struct piece *next; /* in the queue */
+    int64_t begun, ended; /* nanoseconds of CLOCK_MONOTONIC; `ended` is set before COMPLETE */
+    struct piece *next;   /* in the queue */
 };
 
 struct exchange {

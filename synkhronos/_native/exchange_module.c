@@ -34,6 +34,11 @@ static PyObject *piece_has_failed(Piece *self, void *nothing)
     return PyBool_FromLong(self->piece.failed);
 }
 
+static PyObject *piece_times(Piece *self, void *nothing)
+{
+    return Py_BuildValue("LL", (long long)self->piece.begun, (long long)self->piece.ended);
+}
+
 static PyMethodDef piece_methods[] = {
     {"fail", (PyCFunction)piece_fail, METH_NOARGS, "fail(): send empty messages from now on; see native.pyi."},
     {NULL, NULL, 0, NULL},
@@ -42,6 +47,7 @@ static PyMethodDef piece_methods[] = {
 static PyGetSetDef piece_attributes[] = {
     {"is_complete", (getter)piece_is_complete, NULL, "Whether all messages have been sent and received.", NULL},
     {"has_failed", (getter)piece_has_failed, NULL, "Whether this leader or another has failed.", NULL},
+    {"times", (getter)piece_times, NULL, "When it was begun, and when it was complete; see native.pyi.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

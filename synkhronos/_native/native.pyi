@@ -322,10 +322,13 @@ class Piece:
         Whether all messages have been sent and received, so that the arrays may be used again.
     has_failed : bool
         Whether this leader or another has failed, so that the result is undefined.
+    times : tuple of int
+        Nanoseconds of the monotonic clock at which it was begun, and at which it was complete.
     """
 
     is_complete: bool
     has_failed: bool
+    times: tuple[int, int]
     def fail(self) -> None:
         """Send empty messages from now on, because this leader has failed."""
 

@@ -12,6 +12,8 @@ can therefore split its wait: the part until the slowest rank had finished count
 from __future__ import annotations
 
 import os
+from collections import deque
+from collections.abc import Sequence
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
@@ -47,6 +49,10 @@ class Notes(NamedTuple):
         Names of commands, in the order of their codes.
     lost : int
         Number of older marks that were overwritten.
+    hidden, exposed : int
+        Nanoseconds of exchanges with other nodes while this rank, a node leader, computed, and while it waited.
+    exchanges : int64 array of shape (n, 2)
+        Start and end of each piece of these exchanges; only of a trace.
     """
 
     pid: int
@@ -56,6 +62,9 @@ class Notes(NamedTuple):
     marks: np.ndarray
     names: tuple[str, ...]
     lost: int
+    hidden: int
+    exposed: int
+    exchanges: np.ndarray
 
 
 class Span(NamedTuple):
@@ -106,6 +115,8 @@ class Timeline:
         self._names: dict[str, int] = {}
         self._outer: list[int] = []
         self._totals = [0] * len(CATEGORIES)
+        self._hidden = self._exposed = 0
+        self._exchanges: deque[tuple[int, int]] = deque(maxlen=room)
         self._pid = os.getpid()
         self._start = self._since = monotonic_ns()
         self._category = CONTROL if on else OUTSIDE
@@ -120,7 +131,18 @@ class Timeline:
         marks = np.array(self._marks[: 2 * self._n_marks], np.int64)
         if lost:
             marks = np.roll(marks, -2 * (self._n_marks % self._room))
-        notes = Notes(self._pid, self._start, self._since, tuple(self._totals), marks, tuple(self._names), lost)
+        notes = Notes(
+            self._pid,
+            self._start,
+            self._since,
+            tuple(self._totals),
+            marks,
+            tuple(self._names),
+            lost,
+            self._hidden,
+            self._exposed,
+            np.array(self._exchanges, np.int64).reshape(-1, 2),
+        )
         self.start(0, on=False)
         return notes
 
@@ -187,6 +209,26 @@ class Timeline:
             slowest = max(self._finished[number & 1])
             self._enter(otherwise, min(max(slowest, self._since), monotonic_ns()))
 
+    def exchange(self, pieces: Sequence[tuple[int, int]], computing: Sequence[tuple[int, int]]) -> None:
+        """Record an exchange with other nodes.
+
+        Parameters
+        ----------
+        pieces : sequence of tuple
+            Start and end of each piece.
+        computing : sequence of tuple
+            Start and end of each interval in which this rank computed, and did not wait for the exchange.
+        """
+        if self.on:
+            hidden = sum(
+                max(0, min(end, until) - max(start, since))
+                for start, end in _union(pieces)
+                for since, until in computing
+            )
+            self._hidden += hidden
+            self._exposed += sum(end - start for start, end in _union(pieces)) - hidden
+            self._exchanges.extend(pieces)
+
     def put_off(self, number: int, until: int) -> None:
         """Extend straggling after command ``number`` to the time ``until``, for all waiting ranks of this node.
 
@@ -210,6 +252,17 @@ class Timeline:
         self._n_marks += 1
 
 
+def _union(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the union of intervals, as intervals that do not overlap."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
 def convert_clock(notes: Notes, before: int, after: int) -> Notes:
     """Return a record with its times converted to another clock.
 
@@ -229,7 +282,9 @@ def convert_clock(notes: Notes, before: int, after: int) -> Notes:
 
     marks = notes.marks.copy()
     marks[1::2] = moved(marks[1::2])
-    return notes._replace(start=int(moved(notes.start)), stop=int(moved(notes.stop)), marks=marks)
+    return notes._replace(
+        start=int(moved(notes.start)), stop=int(moved(notes.stop)), marks=marks, exchanges=moved(notes.exchanges)
+    )
 
 
 def spans(notes: Notes) -> list[Span]:

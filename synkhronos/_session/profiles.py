@@ -44,6 +44,10 @@ class Profile:
         ``total[category]``: the sum over the ranks.
     elapsed : dict
         ``elapsed[rank]``: the measured time, which is the sum of the rank's categories.
+    hidden, exposed : dict
+        On several nodes, for the rank that leads each node: seconds of exchanges of arrays with other nodes while the
+        rank computed, and while it waited for them. Empty on one node. The exposed seconds belong to the categories
+        ``"collectives"`` and ``"straggling"``, too.
     serial : dict or None
         The times of the serial program by category, as they were passed; ``"total"`` is the total time.
     sent : int
@@ -64,6 +68,8 @@ class Profile:
         self.serial = check_serial(serial)
         self.seconds: dict[int, dict[str, float]] = {}
         self.elapsed: dict[int, float] = {}
+        self.hidden: dict[int, float] = {}
+        self.exposed: dict[int, float] = {}
         self.sent = 0
         self._sent_before = 0
         self._notes: dict[int, Notes] = {}
@@ -104,6 +110,13 @@ class Profile:
                 scaling = "-" if not serial or not mean[name] else f"{serial / mean[name]:.1f}"
                 line[1:1], line[3:3] = ["-" if serial is None else f"{serial:.3f}"], [scaling]
             lines.append(line)
+        for item, of_leaders in (("Exchange, Hidden", self.hidden), ("Exchange, Exposed", self.exposed)):
+            if of_leaders:
+                mean_of_leaders = sum(of_leaders.values()) / len(of_leaders)
+                cells = [f"{of_leaders[rank]:.3f}" if rank in of_leaders else "" for rank in self.seconds]
+                lines.append([item, f"{mean_of_leaders:.3f}", *cells])
+                if self.serial is not None:
+                    lines[-1][1:1], lines[-1][3:3] = ["-"], ["-"]
         return lines
 
     def _take(self, notes: dict[int, Notes], devices: list[str]) -> None:
@@ -111,6 +124,8 @@ class Profile:
         for rank, one in notes.items():
             self.seconds[rank] = {name: total / 1e9 for name, total in zip(CATEGORIES, one.totals)}
             self.elapsed[rank] = (one.stop - one.start) / 1e9
+            if one.hidden or one.exposed:
+                self.hidden[rank], self.exposed[rank] = one.hidden / 1e9, one.exposed / 1e9
 
 
 #: Times of a serial program: its profile, or seconds by category and ``"total"``.
@@ -189,6 +204,11 @@ def events(profile: Profile) -> dict[str, Any]:
                 **place,
             }
             for span in spans(notes)
+        ]
+        found += [
+            {"ph": ph, "id": f"{rank}.{i}", "name": "exchange", "cat": "exchange", "ts": (when - zero) / 1e3, **place}
+            for i, piece in enumerate(notes.exchanges.tolist())
+            for ph, when in zip("be", piece)
         ]
     lost = {f"rank {rank}": notes.lost for rank, notes in profile._notes.items() if notes.lost}
     return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"changes lost": lost}}

@@ -46,6 +46,9 @@ class Entry(NamedTuple):
     meeting : int or None
         Collectives with the same number run together, in the order of the numbers; ``None`` in loops, and if the graph
         was not optimized.
+    pieces : tuple of int
+        On several nodes: numbers of the pieces in which the variable was exchanged while later ones were computed, in
+        the last call. Variables with equal numbers share a piece. Empty if it was exchanged when all existed.
     """
 
     collective: str
@@ -54,6 +57,7 @@ class Entry(NamedTuple):
     line: str
     reason: str
     meeting: int | None
+    pieces: tuple[int, ...] = ()
 
 
 class Division(NamedTuple):
@@ -152,7 +156,11 @@ class Partition(list):
         for op in collectives_of(compiled):
             sizes = op.n_bytes or (None,) * len(op.labels)
             number = None if op.number == UNNUMBERED else op.number  # the graph was not optimized
-            self += [_entry(collectives[label], n_bytes, number) for label, n_bytes in zip(op.labels, sizes)]
+            pieces = op.pieces or ((),) * len(op.labels)
+            self += [
+                _entry(collectives[label], n_bytes, number)._replace(pieces=some)
+                for label, n_bytes, some in zip(op.labels, sizes, pieces)
+            ]
         self += [_entry(one, None, None) for one in collectives if one.is_in_loop]
         self += [_entry(one._replace(kind=kind), n_bytes, None) for one, kind, n_bytes in sums]
 
@@ -173,7 +181,13 @@ class Partition(list):
         self._draw(str(path))
 
     def _rows(self) -> list[tuple[str, ...]]:
-        return [tuple("" if cell is None else str(cell) for cell in (one.meeting, *one[:-1])) for one in self]
+        """Return the cells of the table. It has a column of pieces if there are any."""
+        rows: list[tuple[str, ...]] = [_TITLES]
+        rows += [tuple("" if cell is None else str(cell) for cell in (one.meeting, *one[:-2])) for one in self]
+        if any(one.pieces for one in self):
+            cells = ["pieces", *(f"{min(one.pieces)}-{max(one.pieces)}" if one.pieces else "" for one in self)]
+            rows = [(*row[:-2], cell, *row[-2:]) for row, cell in zip(rows, cells)]
+        return rows
 
     def _sum(self) -> str:
         sizes = [one.n_bytes for one in self]
@@ -197,8 +211,8 @@ class Partition(list):
     def __repr__(self) -> str:
         if not self:
             return "\n".join(["no collectives", *self._more()])
-        rows = [_TITLES, *self._rows()]
-        widths = [min(40, max(len(row[i]) for row in rows)) for i in range(len(_TITLES))]
+        rows = self._rows()
+        widths = [min(40, max(map(len, column))) for column in zip(*rows)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
         return "\n".join([*lines, self._sum(), *self._more()])
 
@@ -206,7 +220,8 @@ class Partition(list):
         def cells(row: tuple[str, ...], kind: str) -> str:
             return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row) + "</tr>"
 
-        body = cells(_TITLES, "th") + "".join(cells(row, "td") for row in self._rows())
+        titles, *rows = self._rows()
+        body = cells(titles, "th") + "".join(cells(row, "td") for row in rows)
         more = "".join(f"<div>{html.escape(one)}</div>" for one in self._more())
         return f"<table><caption>{self._sum()}</caption>{body}</table>{more}"
 

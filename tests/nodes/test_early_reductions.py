@@ -109,11 +109,13 @@ def test_exact_functions(ranks):
         for rows in (8 * n, 8 * n, 8 * n, 5 * n + 1, n - 1, 8 * n, 1, 8 * n, 8 * n):  # some ranks have no rows
             print(float(step(X[:rows])), crc(*layers))
         if "LATE" not in os.environ:
+            print("early", {one.n_bytes: one.pieces for one in step.partition}, "pieces" in repr(step.partition))
             print("early", [one for one in events if one != ()][-4:], events.count("finish"))
         assert synk.check_replicas() == {}
         """,
         ranks=ranks,
     )
+    assert lines[-2] == "early {4: (0,), 14000: (0,), 800000: (1,), 480000: (2,)} True"
     assert lines[-1] == "early [(500, 7), (400, 500), (300, 400), 'finish'] 8"
 
 
@@ -221,6 +223,32 @@ def test_pieces_are_exchanged_while_a_rank_computes():
         ranks=(1, 1),
     )
     assert lines[-1] == "[{True}]"
+
+
+def test_profiles_and_traces():
+    lines = run(
+        FAULTY,
+        """
+        import json, tempfile
+        from fault_ops import SLEEP
+        for rank in range(n):
+            synk.set_value(rank, fault[0], SLEEP)
+        with synk.profile() as times:
+            f(X)
+        print(sorted(times.hidden), sorted(times.exposed), all(0 < one < 0.5 for one in times.hidden.values()))
+        print(*[line for line in str(times).splitlines() if "Exchange" in line], sep="\\n")
+        with tempfile.TemporaryDirectory() as folder:
+            with synk.trace(folder + "/trace.json"):
+                f(X)
+            found = json.load(open(folder + "/trace.json"))["traceEvents"]
+        exchanges = [(one["pid"], one["ph"]) for one in found if one.get("cat") == "exchange"]
+        print(sorted(set(exchanges)), len(exchanges))
+        """,
+        ranks=(2, 1),
+    )
+    assert lines[-4] == "[0, 2] [0, 2] True"
+    assert [line.split()[:2] for line in lines[-3:-1]] == [["Exchange,", "Hidden"], ["Exchange,", "Exposed"]]
+    assert lines[-1] == "[(0, 'b'), (0, 'e'), (2, 'b'), (2, 'e')] 12"
 
 
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 2)], ids=str)

@@ -1,7 +1,7 @@
 """Exchange of pieces between leaders, with a simulated MPI: values, failures at any step, and memory.
 
-Each leader is a thread. The simulated MPI delivers messages in random order, and a send completes only when its receiver
-has posted a receive, so that waits in a circle never end.
+Each leader is a thread. The simulated MPI delivers messages in random order, and a send completes only when its
+receiver has posted a receive, so that waits in a circle never end.
 """
 
 import ctypes

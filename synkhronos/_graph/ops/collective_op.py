@@ -47,6 +47,8 @@ class Collective(Op):
     ----------
     n_bytes : tuple of int
         Sizes in bytes of this rank's results in the first execution; empty before.
+    pieces : tuple of tuple of int
+        Numbers of each input's pieces, if its exchange with other nodes began early in the last execution; else empty.
     """
 
     __props__ = ("ops", "inplace", "number")
@@ -61,6 +63,7 @@ class Collective(Op):
         self.ops = ops
         self.labels = labels
         self.n_bytes: tuple[int, ...] = ()
+        self.pieces: tuple[tuple[int, ...], ...] = ()
         self.inplace = inplace
         self.number = number
         self.destroy_map = {i: [i] for i in inplace}
@@ -85,6 +88,7 @@ class Collective(Op):
             results = [array if is_own else array.astype(_dtype_of(array, op)) for array, is_own, op in triples]
         else:
             results = context.combine(self.number, self.ops, arrays, self._own)
+            self.pieces = context.pieces
         if not self.n_bytes:
             self.n_bytes = tuple([result.nbytes for result in results])
         for storage, result in zip(output_storage, results):

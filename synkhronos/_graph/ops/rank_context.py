@@ -118,6 +118,9 @@ class RankContext:
         broadcast always takes the controller's values.
     own : int
         This rank's weight; while it computes a slice, the number of data points of the slice.
+    pieces : tuple of tuple of int
+        For each array of the last reduction, the numbers of the pieces in which it was exchanged with other nodes, if
+        it began early; else empty.
     """
 
     def __init__(self, rank: int, n_ranks: int, controller: int, transport: HostTransport, timeline: Timeline) -> None:
@@ -135,6 +138,7 @@ class RankContext:
         self._announced: dict[int, list[tuple[int, np.ndarray]]] = {}  # operands of reductions by key, in this call
         self._expected: dict[int, _Expectation] = {}  # by key
         self._early: _Early | None = None
+        self.pieces: tuple[tuple[int, ...], ...] = ()
 
     def execute(self, weights: tuple[int, ...], function: Callable[[], Any]) -> Any:
         """Call a function in this context, and check at the end that all ranks have run the same collectives.
@@ -284,7 +288,7 @@ class RankContext:
         self._early = None
 
     def _early_difference(self, early: _Early) -> Exception:
-        """Return the error after a mismatch in an early reduction; arrays that do not exist yet have expected shapes."""
+        """Return the error after a mismatch in an early reduction, with the expected shapes of arrays still to come."""
         shapes = [shape for shape, _ in early.expectation.kinds]
         for index, array in self._announced.get(early.key, ()):
             shapes[index] = array.shape
@@ -308,6 +312,8 @@ class RankContext:
         if early is not None and early.key == key:
             is_same = len(early.reduction.arrays) == len(arrays) and early.weights == self.weights
             self._finish_early(outs if is_same else None)
+            if is_same:
+                self.pieces = early.reduction.division.of_arrays
             return is_same
         kinds = list(map(_kind, arrays))
         if key not in self._expected or self._expected[key][:4] != (number, ops, kinds, order):
@@ -321,6 +327,7 @@ class RankContext:
     ) -> list[np.ndarray]:
         kinds = list(map(_kind, arrays))
         signature, reductions = self._reductions(number, ops, kinds)
+        self.pieces = ()
         if self._announced:
             outs = [
                 array if is_own else np.empty(array.shape, how[0])
