@@ -146,7 +146,25 @@ Undivided = tuple[np.ndarray, Optional[np.ndarray], Union[Algorithm, list[int]]]
 Piece = list[Bucket]
 
 
-def divide(parts: Sequence[Undivided], small_bytes: int = _SMALL_BYTES) -> tuple[list[Bucket], list[Piece]]:
+def find_small(parts: Sequence[Undivided]) -> list[bool]:
+    """Return for each array of a collective whether it is sent with the votes."""
+    total = 0
+    found = []
+    for part in parts:
+        n_bytes = _bytes_of(part)
+        found.append(total + n_bytes <= _SMALL_BYTES)
+        total += n_bytes * found[-1]
+    return found
+
+
+def _bytes_of(part: Undivided) -> int:
+    array, _, how = part
+    if isinstance(how, list):
+        return array.itemsize * sum(how)
+    return array.size * max(how.dtype.itemsize * max(how.rows), how.returned.itemsize)
+
+
+def divide(parts: Sequence[Undivided], are_small: Sequence[bool] | None = None) -> tuple[list[Bucket], list[Piece]]:
     """Split a collective into small arrays, which are sent with the votes, and pieces.
 
     A large array is split into several pieces. Consecutive smaller arrays with the same reduction share a piece.
@@ -155,8 +173,8 @@ def divide(parts: Sequence[Undivided], small_bytes: int = _SMALL_BYTES) -> tuple
     ----------
     parts : sequence of Undivided
         Arrays of the collective.
-    small_bytes : int
-        Limit on the total size of the arrays that are sent with the votes.
+    are_small : sequence of bool, optional
+        For each array, whether it is sent with the votes. Default: the result of `find_small`.
 
     Returns
     -------
@@ -167,16 +185,12 @@ def divide(parts: Sequence[Undivided], small_bytes: int = _SMALL_BYTES) -> tuple
     """
     small: list[Bucket] = []
     pieces: list[Piece] = []
-    total = room = 0  # bytes sent with the votes; bytes that still fit into the last piece
+    room = 0  # bytes that still fit into the last piece
     name = ""  # name of the last piece's reduction
-    for array, out, how in parts:
-        part = Bucket(array.reshape(-1), None if out is None else out.reshape(-1), how)
-        if isinstance(how, list):
-            n_bytes = array.itemsize * sum(how)
-        else:
-            n_bytes = array.size * max(how.dtype.itemsize * max(how.rows), how.returned.itemsize)
-        if total + n_bytes <= small_bytes:
-            total += n_bytes
+    for one, is_small in zip(parts, find_small(parts) if are_small is None else are_small):
+        array, out, how = one
+        part, n_bytes = Bucket(array.reshape(-1), None if out is None else out.reshape(-1), how), _bytes_of(one)
+        if is_small:
             small.append(part)
         elif isinstance(how, list):
             pieces.append([part])

@@ -11,7 +11,9 @@ between the nodes, the ranks of each node reduce the next piece and fetch the re
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import math
 import zlib
 from collections.abc import Sequence
@@ -26,6 +28,7 @@ from synkhronos._collectives.buckets import (
     Piece,
     Undivided,
     divide,
+    find_small,
     length_of,
     reduced,
     split_memory,
@@ -46,6 +49,7 @@ _AGREED, _REFUSED = 0, 1
 _UNDER_WAY = 2  # pieces in flight between the nodes
 _LEAST_EARLY = 256 * 1024  # bytes of a reduction that begins before all of its arrays exist
 _EARLY = 1 << 33  # in signatures of such reductions
+_MOST_PIECES = 1024  # of such a reduction, so that tags of messages differ
 
 
 def _nothing() -> None:
@@ -110,6 +114,8 @@ class EarlyReduction:
         Number of pieces that were begun.
     between : Pieces or None
         Exchange with the other leaders; ``None`` on other ranks, and before the first piece.
+    memory : dict of (int, str) to array
+        Memory of each piece by purpose, on a leader.
     """
 
     def __init__(self, division: Division, reductions: Sequence[Algorithm], signature: int) -> None:
@@ -118,11 +124,21 @@ class EarlyReduction:
         self.arrays: dict[int, np.ndarray] = {}
         self.n_begun = 0
         self.between: Pieces | None = None
+        self.memory: dict[tuple[int, str], np.ndarray] = {}
+
+    def lend(self, k: int, what: str, size: int, dtype: np.dtype) -> np.ndarray:
+        """Return memory for piece ``k``, which this object keeps."""
+        memory = self.memory[k, what] = np.empty(size, dtype)
+        return memory
 
     def parts(self, k: int, outs: Sequence[np.ndarray] | None = None) -> Piece:
         """Return the arrays of a piece, with their destinations."""
         return [
-            Bucket(self.arrays[i].reshape(-1)[some], outs and outs[i].reshape(-1)[some], self.reductions[i])
+            Bucket(
+                self.arrays[i].reshape(-1)[some],
+                None if outs is None else outs[i].reshape(-1)[some],
+                self.reductions[i],
+            )
             for i, some in self.division.pieces[k]
         ]
 
@@ -191,7 +207,7 @@ class HierarchicalTransport(SharedMemoryTransport):
                 self._timeline.exchange(between.times, ())
         except BaseException:
             if self._leads:
-                self._comm.complete_exchanges()  # otherwise the other leaders would wait for this one
+                self._comm.leave()  # otherwise the other leaders would wait for this one
             raise
         self._advance_meanwhile()
         return None if directly is None else directly or agreed
@@ -355,12 +371,19 @@ class HierarchicalTransport(SharedMemoryTransport):
         Returns
         -------
         Division or None
-            ``None`` if the arrays are small, or cannot be reduced within a node.
+            ``None`` if the arrays are small, cannot be reduced within a node, or would all be exchanged at once.
         """
         arrays = [np.broadcast_to(np.empty((), dtype), math.prod(shape)) for shape, dtype in kinds]  # without memory
+        parts: list[Undivided] = [(array, None, how) for array, how in zip(arrays, reductions)]
         if sum(array.nbytes for array in arrays) < _LEAST_EARLY or any(max(how.rows) > 1 for how in reductions):
             return None
-        pieces = divide([(arrays[i], None, reductions[i]) for i in order], small_bytes=0)[1]
+        are_small = find_small(parts) if self._world.wire_dtype else [False] * len(parts)
+        pieces: list[Piece] = []
+        plans: list[Plan] = []
+        for is_small, some in itertools.groupby(order, are_small.__getitem__):
+            more = divide([parts[i] for i in some if arrays[i].size], [False] * len(parts))[1]
+            pieces += more
+            plans += [plan._replace(is_unchanged=is_small) for plan in self._plans(more)]
         ends = np.cumsum([arrays[i].size for i in order])
         places: list[list[tuple[int, slice]]] = []
         end = 0
@@ -371,12 +394,14 @@ class HierarchicalTransport(SharedMemoryTransport):
                 start = end - int(ends[place]) + arrays[order[place]].size
                 places[-1].append((order[place], slice(start, start + part.array.size)))
                 end += part.array.size
-        n_ready = np.searchsorted(np.cumsum(list(map(length_of, pieces))), ends, side="right")
+        n_ready = np.searchsorted(np.cumsum(list(map(length_of, pieces))), ends, side="right").tolist()
+        if n_ready.index(len(pieces)) == np.flatnonzero(n_ready)[0] or len(pieces) > _MOST_PIECES:
+            return None  # all pieces would begin at the same time
         of_arrays: list[tuple[int, ...]] = [()] * len(arrays)
-        for k, parts in enumerate(places):
-            for i, _ in parts:
+        for k, placed in enumerate(places):
+            for i, _ in placed:
                 of_arrays[i] += (k,)
-        return Division(tuple(order), places, n_ready.tolist(), self._plans(pieces), tuple(of_arrays))
+        return Division(tuple(order), places, n_ready, plans, tuple(of_arrays))
 
     def add(self, early: EarlyReduction, array: np.ndarray) -> bool:
         """Add the next array of an early reduction, and begin to exchange the pieces that are complete with it.
@@ -397,7 +422,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         memories = []
         for k in ready:
             piece = early.parts(k)
-            given, result = self._early_memory(piece, k)
+            given, result = self._early_memory(early, piece, k)
             memories.append((given, result))
             for part, memory in zip(piece, split_memory(piece, given)):
                 if memory is not part.array:
@@ -413,7 +438,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         if early.between is not None:
             for k, (given, result) in zip(ready, memories):
                 assert given is not None and result is not None
-                early.between.begin(given, result, functools.partial(self._lend_early, k))
+                early.between.begin(given, result, functools.partial(early.lend, k))
             self._under_way = True
             self._advance_meanwhile()
         return True
@@ -455,7 +480,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         there = []
         for k in range(len(early.division.pieces)):
             piece = early.parts(k, outs)
-            results = split_memory(piece, self._early_result(piece, k))
+            results = split_memory(piece, early.memory.get((k, "result")))
             there += [self._back(*both) for both in zip(piece, results)]
         self._run_here(there, _AGREED)
         return True
@@ -481,7 +506,8 @@ class HierarchicalTransport(SharedMemoryTransport):
         if self._under_way:
             self._since = monotonic_ns()
             if self._comm.may_poll:
-                self._comm.exchange.poll()
+                with contextlib.suppress(OSError):  # there can be no more threads: `finish` advances the pieces
+                    self._comm.exchange.poll()
 
     def _come_back(self) -> None:
         """Note that this rank has computed while an early reduction was under way."""
@@ -497,24 +523,15 @@ class HierarchicalTransport(SharedMemoryTransport):
 
     # -- memory
 
-    def _early_memory(self, piece: Piece, k: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def _early_memory(self, early: EarlyReduction, piece: Piece, k: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Return memory for this node's contribution to piece ``k``, and for its result; ``None`` on non-leaders."""
-        result, how = self._early_result(piece, k), piece[0].how
-        assert isinstance(how, Algorithm)
-        if result is None or how.within is not None:
+        how = piece[0].how
+        if not self._leads or isinstance(how, list):
+            return None, None
+        result = early.lend(k, "result", length_of(piece), how.returned)
+        if how.within is not None:
             return result, result
-        if len(piece) == 1 and self._n_local == 1:
-            return piece[0].array, result
-        return self._lend_early(k, "rows", self._n_local * length_of(piece), how.dtype), result
-
-    def _early_result(self, piece: Piece, k: int) -> np.ndarray | None:
-        if not self._leads:
-            return None
-        return self._lend_early(k, "result", length_of(piece), piece[0].dtype_of_result)
-
-    def _lend_early(self, k: int, what: str, size: int, dtype: np.dtype) -> np.ndarray:
-        """Return memory for piece ``k`` of an early reduction; later ones reuse it."""
-        return self._reused(("early " + what, k), size, dtype)
+        return piece[0].array if len(piece) == 1 else early.lend(k, "given", length_of(piece), how.dtype), result
 
     def _memory_for(self, piece: Piece, turn: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Return memory for this node's contribution to a piece, and for the result; ``None`` on non-leaders.

@@ -131,11 +131,14 @@ class Plan(NamedTuple):
         Number of elements of the result.
     dtype : dtype
         Dtype of the leaders' contributions.
+    is_unchanged : bool
+        Whether numbers are sent as they are, whatever the wire dtype.
     """
 
     how: Algorithm | list[int]
     length: int
     dtype: np.dtype
+    is_unchanged: bool = False
 
 
 class Pieces:
@@ -184,7 +187,7 @@ class Pieces:
         """
         if self._n_begun == len(self._plans):
             return  # a signal handler has closed the session, and `fill_in` has begun all pieces
-        how = self._plans[self._n_begun].how
+        how, _, _, is_unchanged = self._plans[self._n_begun]
         with deferred_interrupts():
             if self._first is None:
                 self._first = self._comm.reserve_tags(len(self._plans))
@@ -193,7 +196,7 @@ class Pieces:
                 piece = _gather(self._comm, number, result, how, self._is_leaving)
             else:
                 is_short = how.dtype == np.float32 == how.returned and max(how.rows) == 1
-                short = self._short if is_short else ""
+                short = self._short if is_short and not is_unchanged else ""
                 piece = _reduce(self._comm, number, how, given, result, lend, short, self._is_leaving)
             self._under_way.append(piece)
             self._n_begun += 1  # not earlier: after a MemoryError, `fill_in` must begin this piece
@@ -233,7 +236,7 @@ class Pieces:
         for piece in self._under_way:
             piece.fail()
         while self._n_begun < len(self._plans):
-            how, length, dtype = self._plans[self._n_begun]
+            how, length, dtype, _ = self._plans[self._n_begun]
             n_rows = 1 if isinstance(how, list) else how.rows[self._comm.node]
             result = np.zeros(length, dtype if isinstance(how, list) else how.returned)
             self.begin(np.zeros(n_rows * length, dtype), result, lend)

@@ -7,7 +7,8 @@ must be the same on all nodes.
 Invariants
 ----------
 * One thread at a time calls MPI: the main thread of a leader, or, on the controller, the holder of the session's lock,
-  or, while a function computes, a thread that advances exchanges (see exchange.h). `send` and `take_in` pause it first.
+  or, while a function computes, a thread that advances exchanges (see exchange.h). That thread pauses during `send` and
+  `take_in`.
 * A leader never blocks in an MPI call. It polls for messages, checks its own process group, and sleeps in between, for
   increasing times.
 * Messages with large arrays use another communicator than those without, so that one may overtake the other. Orders are
@@ -92,7 +93,7 @@ class MultiNodeSync:
         return self._sync.aborted
 
     def abort(self) -> None:
-        self._comm.abort()
+        self._comm.leave()
         self._sync.abort()
 
 
@@ -211,6 +212,7 @@ class LeaderComm:
             self._sending = [request for request in self._sending if not request.test()[0]]
             way = self._rows if has_rows else self._messages
             self._sending.append(way.isend(message, node, kind))
+        self.exchange.resume()
 
     def order(self, nodes: Sequence[int], make: Callable[[int], Any], has_rows: bool = False) -> None:
         """Send leaders an order with the next number, ``make(number)``: either all of them or none."""
@@ -231,6 +233,7 @@ class LeaderComm:
             while way.iprobe():
                 with deferred_interrupts():  # an interrupt during the receive would lose the message
                     self._receive(way)
+        self.exchange.resume()
 
     def _receive(self, way: Any) -> None:
         """Receive one message, if one has arrived, and pass it to `take`."""
@@ -275,6 +278,7 @@ class LeaderComm:
         start = looked = time.perf_counter()
         while True:
             self.take_in()
+            self.exchange.advance()
             self.complete_owed_exchange()
             result = found()
             if result:
@@ -320,7 +324,7 @@ class LeaderComm:
     # -- votes
 
     def begin(self, number: int) -> None:
-        """Begin a command, and drop the votes of earlier ones."""
+        """Begin a command: drop the votes and exchanges of earlier ones, and end the thread of the latter."""
         self.exchange.rest()
         self.number, self._meeting = number, 0
         self._due.clear()

@@ -245,7 +245,7 @@ class NodeRanks:
         except Exception as error:
             let_interrupts_pass(error)
             reply = Failure.of(error, completed=self._replica.completed)
-            self._comm.abort()
+            self._comm.leave()
             self._group.sync.abort()
         return self._own.dumps(reply)
 

@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <time.h>
+#include <unistd.h>
 
 #define LEAST_WINDOW (2 * CHUNK_BYTES)
 #define FIRST_WINDOW ((size_t)512 << 10) /* after a rest, in which the rate of the link may have changed */
@@ -346,30 +347,41 @@ static void set(struct exchange *self, int *place, int value)
     pthread_mutex_unlock(&self->lock);
 }
 
+static int has_thread(const struct exchange *self)
+{
+    return self->has_thread && self->owner == getpid();
+}
+
 int exchange_poll(struct exchange *self)
 {
-    set(self, &self->is_paused, 0);
-    if (self->has_thread)
+    if (has_thread(self))
         return 0;
     sigset_t every, before;
     sigfillset(&every);
-    self->must_end = 0;
+    self->is_paused = self->must_end = 0;
     pthread_sigmask(SIG_SETMASK, &every, &before);
     int failed = pthread_create(&self->thread, NULL, poll, self);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     self->has_thread = !failed;
+    self->owner = getpid();
     return failed;
 }
 
 void exchange_pause(struct exchange *self)
 {
-    if (self->has_thread)
+    if (has_thread(self))
         set(self, &self->is_paused, 1);
+}
+
+void exchange_resume(struct exchange *self)
+{
+    if (has_thread(self))
+        set(self, &self->is_paused, 0);
 }
 
 void exchange_rest(struct exchange *self)
 {
-    if (self->has_thread) {
+    if (has_thread(self)) {
         set(self, &self->must_end, 1);
         pthread_join(self->thread, NULL);
         self->has_thread = 0;

@@ -89,6 +89,7 @@ struct exchange {
     pthread_t thread;
     pthread_cond_t changed; /* one of the following, or `first` */
     int has_thread, is_paused, must_end;
+    pid_t owner; /* the process that has the thread; a fork of it has none */
 };
 
 void exchange_init(struct exchange *self, const struct mpi *mpi);
@@ -99,10 +100,11 @@ void exchange_add(struct exchange *self, struct piece *piece);
 /* Advance all pieces of the queue as far as possible without waiting. Returns `error`. */
 int exchange_advance(struct exchange *self);
 
-/* Advance the pieces in a thread; returns a nonzero error number if there can be no thread. Other threads must not call
- * MPI until `exchange_pause` has returned. The thread ends in `exchange_rest`. */
+/* Advance the pieces in a thread; returns a nonzero error number if there can be no thread. Other threads call MPI only
+ * between `exchange_pause` and `exchange_resume`. The thread ends in `exchange_rest`. */
 int exchange_poll(struct exchange *self);
 void exchange_pause(struct exchange *self);
+void exchange_resume(struct exchange *self);
 void exchange_rest(struct exchange *self);
 
 #endif

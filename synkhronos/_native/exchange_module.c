@@ -221,6 +221,8 @@ static PyObject *exchange_advance_all(Exchange *self, PyObject *nothing)
     Py_END_ALLOW_THREADS
     if (error)
         return PyErr_Format(PyExc_RuntimeError, "MPI returned the error code %d", error);
+    if (PyList_GET_SIZE(self->pieces) > 0 && forget_complete(self) < 0)
+        return NULL;
     Py_RETURN_NONE;
 }
 
@@ -241,6 +243,14 @@ static PyObject *exchange_pause_polling(Exchange *self, PyObject *nothing)
 {
     Py_BEGIN_ALLOW_THREADS
     exchange_pause(&self->exchange);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *exchange_resume_polling(Exchange *self, PyObject *nothing)
+{
+    Py_BEGIN_ALLOW_THREADS
+    exchange_resume(&self->exchange);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -293,6 +303,7 @@ static PyMethodDef exchange_methods[] = {
     {"advance", (PyCFunction)exchange_advance_all, METH_NOARGS, "advance(): advance all pieces without waiting."},
     {"poll", (PyCFunction)exchange_begin_polling, METH_NOARGS, "poll(): advance all pieces in a thread."},
     {"pause", (PyCFunction)exchange_pause_polling, METH_NOARGS, "pause(): have the thread wait, if there is one."},
+    {"resume", (PyCFunction)exchange_resume_polling, METH_NOARGS, "resume(): have the thread go on after `pause`."},
     {"rest", (PyCFunction)exchange_end_polling, METH_NOARGS, "rest(): end the thread; see native.pyi."},
     {NULL, NULL, 0, NULL},
 };

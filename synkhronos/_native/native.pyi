@@ -393,7 +393,7 @@ class Exchange:
         """
 
     def poll(self) -> None:
-        """Advance all pieces in a thread, until `pause`. The thread starts in the first call after `rest`.
+        """Advance all pieces in a thread, until `rest`.
 
         Raises
         ------
@@ -402,10 +402,13 @@ class Exchange:
         """
 
     def pause(self) -> None:
-        """Have the thread, if any, wait for `poll`. Other threads must not call MPI until this has returned."""
+        """Have the thread, if any, wait until `resume`, so that this thread may call MPI."""
+
+    def resume(self) -> None:
+        """Have the thread, if any, go on after `pause`."""
 
     def rest(self) -> None:
-        """End the thread, if there is one. This object then keeps the arrays of unfinished pieces only."""
+        """End the thread, if there is one."""
 
 # -- fast_call_module.c
 

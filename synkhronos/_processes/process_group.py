@@ -83,9 +83,6 @@ class LeaderTransport(Protocol):
     def end_exchange(self, fill_in: Completion) -> None:
         """Note that an exchange after a vote is complete."""
 
-    def complete_exchanges(self) -> None:
-        """Take part in the rest of each exchange that all leaders have agreed on, after this leader has failed."""
-
     def check_aborted(self) -> None:
         """Raise `CollectiveAborted` if a leader has aborted the current command."""
 
@@ -494,5 +491,7 @@ class ProcessGroup:
             raise CollectiveAborted("another rank failed")
         if self.sync.rank == self.master_rank:
             self.check_workers()
+            if self.world.leaders is not None:
+                self.world.leaders.check_aborted()
         else:
             self.check_controller()

@@ -193,7 +193,7 @@ class Caller:
         self._runners = {key: runner for key, runner in self._runners.items() if key[0] != function}
 
     def forget_calls(self) -> None:
-        """Begin no reduction early that was not made again after this."""
+        """Forget all reductions over nodes, so that each is made once more before it begins early."""
         self._context.forget_calls()
 
     def _runner(self, function: int, subset: tuple[int, ...] | None) -> Callable[[list[Any]], list[Any]]:

@@ -37,7 +37,8 @@ PRELUDE = f"""
     record("add", lambda early, array: array.shape)
     record("finish", lambda early, outs: "give up" if outs is None else "finish")
 
-    n = synk.fork(use_gpu=False, timeout=60, restart_workers="RESTART" in os.environ)
+    restart, wire_dtype = "RESTART" in os.environ, os.environ.get("WIRE_DTYPE")
+    n = synk.fork(use_gpu=False, timeout=60, restart_workers=restart, wire_dtype=wire_dtype)
     draw = np.random.RandomState(0)
 
     def weights(*shape):
@@ -69,9 +70,9 @@ def run(*sources, ranks=(1, 1), **environment):
 
 def run_both(*sources, ranks):
     """Run a program, assert that it prints the same without early reductions, and return the lines."""
-    lines = run(*sources, ranks=ranks)
-    late = run(*sources, ranks=ranks, LATE="1")
-    assert [line for line in lines if not line.startswith("early")] == late
+    lines, late = run(*sources, ranks=ranks), run(*sources, ranks=ranks, LATE="1")
+    early, late = ([line for line in some if not line.startswith("early")] for some in (lines, late))
+    assert early == late
     return lines
 
 
@@ -88,7 +89,7 @@ def test_the_exchange_of_a_gradient_begins_when_it_exists(ranks):
             print(float(step(X)), crc(*layers))
         del events[:]
         step(X)
-        if events and "LATE" not in os.environ:
+        if events:
             print("early", [one for one in events if one != ()])
         assert synk.check_replicas() == {}
         """,
@@ -121,7 +122,7 @@ def test_exact_functions(ranks):
 
 def test_other_graphs():
     """A loop, a condition, gradients that others read and change, several reductions, and arrays that change shape."""
-    run_both(
+    lines = run_both(
         """
         w, u, k = weights(300, 300), weights(300, 300), theano.shared(np.float32(1), "k")
         def cell(row, before):
@@ -140,6 +141,7 @@ def test_other_graphs():
         for _ in range(5):
             out = f(X)
             print(float(out[0]), float(out[1]), float(out[2].sum()), crc(w, u))
+        print("early", events.count("finish"))
 
         v = weights(400, 300)
         sums = [synk.summed(T.dot(v, x.T).sum(axis=1)[:, None] * v), synk.summed(2 * v)]
@@ -151,6 +153,49 @@ def test_other_graphs():
         """,
         ranks=(2, 1),
     )
+    assert lines[5] == "early 4"  # in each call but the first
+
+
+def test_collectives_between_the_begin_and_the_end():
+    """A loop whose steps gather and reduce runs when some operands exist; other ops, dtypes and empty arrays."""
+    lines = run_both(
+        """
+        w, u, e = weights(300, 300), weights(400, 300), weights(0, 7)
+        def cell(row):
+            return synk.gathered(row[None, :]).sum(axis=0) + synk.averaged(row)
+        rows, _ = theano.scan(cell, sequences=x)
+        count = theano.shared(np.arange(90_000).reshape(300, 300))
+        means = [synk.averaged(w * x.sum()), synk.averaged(T.dot(T.dot(u, w), w) * rows.sum()), synk.averaged(e)]
+        others = [synk.summed(count * 2), synk.averaged(T.dot(count, count) + T.cast(rows.sum(), "int64"))]
+        f = synk.function([x], [(one, None) for one in [*means, *others]])
+        g = synk.function([x], [(synk.summed(T.dot(x.T, x)), None), (synk.summed(T.dot(T.tanh(x.T), x)), None)])
+        for i in range(6):
+            print(*[zlib.crc32(one) for one in f(X)])
+            print(*[zlib.crc32(one) for one in g(X, num_slices=1 + i % 3)])
+        print("early", events.count("finish"))
+        """,
+        ranks=(1, 1),
+    )
+    assert int(lines[-1].split()[1]) >= 5
+
+
+def test_small_arrays_are_not_rounded_for_the_wire():
+    """With a wire dtype, early reductions round what others round, so that all calls have the same results."""
+    lines = run(
+        "EVENTS = False",
+        NET,
+        """
+        bias = theano.shared(draw.rand(400).astype("float32"), "bias")
+        means = [synk.averaged(g) for g in (*gradients, T.tanh(x.sum()) * T.dot(x[:1], x.T).sum() * bias)]
+        f = synk.function([x], [(one, None) for one in means])
+        for _ in range(3):
+            print(*[zlib.crc32(one) for one in f(X)])
+        print(events.count("finish"))
+        """,
+        ranks=(2, 1),
+        WIRE_DTYPE="bfloat16",
+    )
+    assert len(set(lines[-4:-1])) == 1 and lines[-1] == "2"
 
 
 def test_an_operand_that_changes_its_shape():
@@ -165,8 +210,7 @@ def test_an_operand_that_changes_its_shape():
             synk.broadcast(w)
             del events[:]
             print([float(one.sum()) for one in f(X)])
-            if "LATE" not in os.environ:
-                print("early", events)
+            print("early", events)
         """,
         ranks=(2, 1),
     )
@@ -342,3 +386,27 @@ def test_ctrl_c_at_any_instant(ranks):
         ranks=ranks,
     )
     assert lines[-1] == "fine"
+
+
+def test_ctrl_c_while_a_worker_of_another_node_computes():
+    """The other node's leader waits for its worker, learns of the interrupt there, and completes the exchange."""
+    lines = run(
+        FAULTY,
+        """
+        from fault_ops import SLEEP_THREE
+        synk.set_value(3, fault[1], SLEEP_THREE)
+        timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        began = time.monotonic()
+        try:
+            f(X)
+        except KeyboardInterrupt:
+            print(time.monotonic() - began < 2)
+        timer.join()
+        synk.close()
+        synk.fork(use_gpu=False, timeout=60)
+        print(all((a == b).all() for a, b in zip(f(X), expected)))
+        """,
+        ranks=(2, 2),
+    )
+    assert lines[-2:] == ["True", "True"]

@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections import defaultdict, deque
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -40,6 +41,9 @@ class SimulatedMpi:
         self.sent = defaultdict(deque)  # (source, destination, tag): data and request of each message
         self.posted = defaultdict(deque)  # the same: address, size and request of each receive
         self.counts = {}  # of the requests that are complete: bytes
+        self.callers = {}  # leader: thread that is in MPI
+        self.n_clashes = 0  # calls while another thread of the leader was in MPI
+        self.requests = {}  # of each request: leader
         self.n_requests = 0
         self.n_delivered = defaultdict(int)  # the same
         self.most = {}  # the same: how many messages are delivered
@@ -59,22 +63,40 @@ class SimulatedMpi:
         addresses = tuple(ctypes.cast(function, ctypes.c_void_p).value for function in self.functions)
         return native.Exchange(self.handle_bytes, leader + 1, BYTE, addresses)
 
-    def new_request(self, place):
+    def enter(self, leader):
+        """Count whether another thread of a leader is in MPI; return a context for the call."""
+        mpi, own = self, threading.get_ident()
+
+        class Call:
+            def __enter__(self):
+                with mpi.lock:
+                    mpi.n_clashes += mpi.callers.setdefault(leader, own) != own
+                time.sleep(0)  # so that another thread may call
+
+            def __exit__(self, *_):
+                mpi.callers.pop(leader, None)
+
+        return Call()
+
+    def new_request(self, place, leader):
         self.n_requests += 1
         place[0] = self.n_requests
+        self.requests[self.n_requests] = leader
         return self.n_requests
 
     def isend(self, data, count, kind, destination, tag, communicator, request):
         assert kind == BYTE
-        with self.lock:
-            key = communicator - 1, destination, tag
-            self.sent[key].append((ctypes.string_at(data, count), self.new_request(request)))
+        leader = communicator - 1
+        with self.enter(leader), self.lock:
+            key = leader, destination, tag
+            self.sent[key].append((ctypes.string_at(data, count), self.new_request(request, leader)))
         return 0
 
     def irecv(self, data, count, kind, source, tag, communicator, request):
         assert kind == BYTE
-        with self.lock:
-            self.posted[source, communicator - 1, tag].append((data, count, self.new_request(request)))
+        leader = communicator - 1
+        with self.enter(leader), self.lock:
+            self.posted[source, leader, tag].append((data, count, self.new_request(request, leader)))
         return 0
 
     def deliver(self):
@@ -90,7 +112,7 @@ class SimulatedMpi:
                     self.counts[sent] = self.counts[received] = len(content)
 
     def test(self, request, is_done, status):
-        with self.lock:
+        with self.enter(self.requests[request[0]]), self.lock:
             count = self.counts.pop(request[0], None)
         is_done[0] = count is not None
         if count is not None:
@@ -153,19 +175,22 @@ def run(n, plans, contributions, *, failing=None, handle_bytes=4, seed=0, short=
         pieces = Pieces(comm, plans, Deadline(None), check, short)
         outs = []
         try:
-            for k, ((how, length, _), given) in enumerate(zip(plans, contributions[node])):
+            for k, (plan, given) in enumerate(zip(plans, contributions[node])):
                 if failing.get(node) == k:
                     comm.exchange.rest()
                     pieces.fill_in()
                     results[node] = "failed"
                     return
-                outs.append(np.empty(length, how.returned))
+                outs.append(np.empty(plan.length, plan.how.returned))
                 pieces.begin(given, outs[-1], lambda what, size, dtype: np.empty(size, dtype))
                 if polling:
                     comm.exchange.poll()
                 for _ in range(chance.randrange(4)):
                     pieces._advance()
-                    time.sleep(0)
+                    comm.exchange.pause()
+                    with mpi.enter(node):  # a call of MPI by this thread
+                        time.sleep(0)
+                    comm.exchange.resume()
             if failing.get(node) == len(plans):
                 pieces.fill_in()
                 results[node] = "failed"
@@ -177,16 +202,16 @@ def run(n, plans, contributions, *, failing=None, handle_bytes=4, seed=0, short=
         finally:
             comm.exchange.rest()
 
-    threads = [threading.Thread(target=lead, args=(node,)) for node in range(n)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        mpi.deliver()
-        time.sleep(0)
-        if time.monotonic() > end + 1:
-            has_ended.set()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(n) as pool:
+        leaders = [pool.submit(lead, node) for node in range(n)]
+        while not all(one.done() for one in leaders):
+            mpi.deliver()
+            time.sleep(0)
+            if time.monotonic() > end + 1:
+                has_ended.set()
+        for one in leaders:
+            one.result()
+    assert not mpi.n_clashes
     assert not any(isinstance(one, Stuck) for one in results), "leaders wait for ever"
     assert not any(mpi.sent.values()) and not any(mpi.posted.values())
     return results

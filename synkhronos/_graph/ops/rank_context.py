@@ -161,6 +161,8 @@ class RankContext:
         """
         self.weigh(weights)
         self._left.clear()
+        self._announced.clear()  # an interrupt may have kept the last call from doing so
+        self._early = None
         self._lost = None
         _here.context = self
         try:
@@ -177,17 +179,17 @@ class RankContext:
                 raise self._lost from None
             raise
         finally:
-            _here.context = None
-            self._leave_early()
+            with deferred_interrupts():
+                _here.context = None
+                self._leave_early()
 
     def _leave_early(self) -> None:
         """Leave an early reduction that was not finished, because the function has failed."""
         self._announced.clear()
         if self._early is not None:
             assert self._between_nodes is not None
-            with deferred_interrupts():
-                self._between_nodes.leave()
-                self._early = None
+            self._early = None
+            self._between_nodes.leave()
 
     def weigh(self, weights: tuple[int, ...]) -> None:
         """Set the weights of the ranks. It must run before the first collective of a call."""
@@ -231,7 +233,7 @@ class RankContext:
             return self._combine(number, ops, arrays, in_place)
 
     def forget_calls(self) -> None:
-        """Begin no reduction early that was not made again after this. All ranks call it before the same call."""
+        """Forget all reductions, so that each is made once more before it begins early; on all ranks before a call."""
         self._expected.clear()
 
     def announce(self, key: int, index: int, array: np.ndarray) -> None:
@@ -258,10 +260,10 @@ class RankContext:
         before = self._timeline.switch(COLLECTIVES)
         place, order = len(announced) - 1, early.expectation.order
         kinds = early.expectation.kinds
-        if place == len(order) or order[place] != index or kinds[index] != _kind(array):
+        if order[place] != index or kinds[index] != _kind(array):
             self._finish_early(None)
         elif not self._guard([array], self._between_nodes.add, early.reduction, array):
-            raise self._early_difference(early)
+            raise self._guard([], self._early_difference, early)
         self._timeline.switch(before)
 
     def _begin_early(self, key: int) -> None:
@@ -284,7 +286,7 @@ class RankContext:
         assert early is not None and self._between_nodes is not None
         arrays = [*early.reduction.arrays.values(), *(outs or ())]
         if not self._guard(arrays, self._between_nodes.finish, early.reduction, outs):
-            raise self._early_difference(early)
+            raise self._guard([], self._early_difference, early)
         self._early = None
 
     def _early_difference(self, early: _Early) -> Exception:
@@ -294,27 +296,17 @@ class RankContext:
             shapes[index] = array.shape
         return self._difference(early.expectation.number, shapes)
 
-    def _take_early(
-        self, number: int, ops: tuple[str, ...], arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray]
-    ) -> bool:
-        """Write the results of a reduction to ``outs`` if it has begun early. If not, expect it in later calls.
-
-        Returns
-        -------
-        bool
-            Whether ``outs`` has results.
-        """
+    def _is_early(self, number: int, ops: tuple[str, ...], arrays: Sequence[np.ndarray]) -> bool:
+        """Return whether a reduction has begun early. If not, expect it in later calls."""
         key = next((key for key, them in self._announced.items() if _are_these(them, arrays)), None)
         if key is None:
             return False
         order = tuple([index for index, _ in self._announced.pop(key)])
-        early = self._early
-        if early is not None and early.key == key:
-            is_same = len(early.reduction.arrays) == len(arrays) and early.weights == self.weights
-            self._finish_early(outs if is_same else None)
-            if is_same:
-                self.pieces = early.reduction.division.of_arrays
-            return is_same
+        if self._early is not None and self._early.key == key:
+            if self._early.weights == self.weights:
+                return True
+            self._finish_early(None)
+            return False
         kinds = list(map(_kind, arrays))
         if key not in self._expected or self._expected[key][:4] != (number, ops, kinds, order):
             if len(self._expected) == _MOST_EXPECTED:  # on all ranks at the same time
@@ -328,13 +320,15 @@ class RankContext:
         kinds = list(map(_kind, arrays))
         signature, reductions = self._reductions(number, ops, kinds)
         self.pieces = ()
-        if self._announced:
+        if self._announced and self._is_early(number, tuple(ops), arrays):
+            assert self._early is not None
+            self.pieces = self._early.reduction.division.of_arrays
             outs = [
                 array if is_own else np.empty(array.shape, how[0])
                 for array, is_own, how in zip(arrays, in_place, reductions)
             ]
-            if self._take_early(number, tuple(ops), arrays, outs):
-                return outs
+            self._finish_early(outs)
+            return outs
         in_rows = [(array, op) for (array, op), how in zip(zip(arrays, ops), reductions) if how is None]
         shapes_of = iter(self._exchange_shapes(number, in_rows) if in_rows else ())
         parts: list[Part] = []

@@ -18,8 +18,8 @@ values of the condition.
 
 from __future__ import annotations
 
-import itertools
 import os
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +40,6 @@ from synkhronos._utils.rendezvous import count_launched
 __all__: list[str] = []
 
 _IS_SPREAD = count_launched(os.environ) > 1  # over several nodes
-_keys = itertools.count()  # of reductions
 
 
 class _Join(Rewriter):
@@ -76,7 +75,7 @@ class _Join(Rewriter):
             labels = tuple([label for node in nodes for label in node.op.labels])
             inputs = [x for node in nodes for x in node.inputs]
             if is_early:
-                key = next(_keys)
+                key = secrets.randbits(62)  # no other process must use it for another reduction
                 inputs = [Operand(key, i)(x) for i, x in enumerate(inputs)]
             joined = Collective(ops, number=depth, labels=labels)(*inputs, return_list=True)
             outputs = [y for node in nodes for y in node.outputs]
