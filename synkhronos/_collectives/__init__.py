@@ -1,6 +1,6 @@
 """Reductions of arrays over ranks, and the transports that move arrays between ranks."""
 
-from synkhronos._collectives.hierarchical import EarlyReduction, HierarchicalTransport, make_transport
+from synkhronos._collectives.hierarchical import make_transport
 from synkhronos._collectives.nccl import (
     DeviceAccumulator,
     NcclTransport,
@@ -10,6 +10,7 @@ from synkhronos._collectives.nccl import (
     nccl_moves,
     nccl_reduces,
 )
+from synkhronos._collectives.pipeline import EarlyReduction
 from synkhronos._collectives.reductions import OPS, Accumulator, check_op, combine, lists_ops, result_dtype
 from synkhronos._collectives.shared_memory import NOTES, ShapesDiffer, SharedMemoryTransport, Workspace
 from synkhronos._collectives.transport import HostTransport, Part, Transport

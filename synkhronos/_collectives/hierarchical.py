@@ -15,10 +15,9 @@ import contextlib
 import functools
 import itertools
 import math
-import zlib
 from collections.abc import Sequence
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Callable, cast
 
 import numpy as np
 
@@ -34,7 +33,7 @@ from synkhronos._collectives.buckets import (
     split_memory,
     way_of,
 )
-from synkhronos._collectives.pipeline import Pieces, Plan
+from synkhronos._collectives.pipeline import Division, EarlyReduction, Pieces, Plan
 from synkhronos._collectives.shared_memory import SharedMemoryTransport
 from synkhronos._collectives.transport import HostTransport, Part
 from synkhronos._processes import STRAGGLING, check_exchange, check_nodes
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 _AGREED, _REFUSED = 0, 1
 _UNDER_WAY = 2  # pieces in flight between the nodes
 _LEAST_EARLY = 256 * 1024  # bytes of a reduction that begins before all of its arrays exist
-_EARLY = 1 << 33  # in signatures of such reductions
 _MOST_PIECES = 1024  # of such a reduction, so that tags of messages differ
 
 
@@ -69,78 +67,6 @@ def make_transport(group: ProcessGroup, workspace: Workspace, heap: native.Heap)
     """
     local = workspace, group.sync, heap, group.barrier, group.timeline
     return SharedMemoryTransport(*local) if len(group.world.sizes) == 1 else HierarchicalTransport(*local, group=group)
-
-
-class Division(NamedTuple):
-    """Division of an early reduction into pieces, each of which is exchanged when its arrays exist.
-
-    Attributes
-    ----------
-    order : tuple of int
-        Indices of the arrays, in the order in which they come into existence.
-    pieces : list of list of tuple
-        For each piece, the indices of its arrays, and the range of elements of each.
-    n_ready : list of int
-        Number of complete pieces after each further array.
-    plans : list of Plan
-        Plan of each piece.
-    of_arrays : tuple of tuple of int
-        Numbers of each array's pieces.
-    """
-
-    order: tuple[int, ...]
-    pieces: list[list[tuple[int, slice]]]
-    n_ready: list[int]
-    plans: list[Plan]
-    of_arrays: tuple[tuple[int, ...], ...]
-
-
-class EarlyReduction:
-    """A reduction that begins before all of its arrays exist.
-
-    Parameters
-    ----------
-    division : Division
-    reductions : sequence of Algorithm
-        Reduction of each array.
-    signature : int
-        Must be equal on all ranks.
-
-    Attributes
-    ----------
-    arrays : dict of int to array
-        Arrays that exist, by index.
-    n_begun : int
-        Number of pieces that were begun.
-    between : Pieces or None
-        Exchange with the other leaders; ``None`` on other ranks, and before the first piece.
-    memory : dict of (int, str) to array
-        Memory of each piece by purpose, on a leader.
-    """
-
-    def __init__(self, division: Division, reductions: Sequence[Algorithm], signature: int) -> None:
-        self.division, self.reductions = division, reductions
-        self.signature = zlib.crc32(repr(division.order).encode(), signature) | _EARLY
-        self.arrays: dict[int, np.ndarray] = {}
-        self.n_begun = 0
-        self.between: Pieces | None = None
-        self.memory: dict[tuple[int, str], np.ndarray] = {}
-
-    def lend(self, k: int, what: str, size: int, dtype: np.dtype) -> np.ndarray:
-        """Return memory for piece ``k``, which this object keeps."""
-        memory = self.memory[k, what] = np.empty(size, dtype)
-        return memory
-
-    def parts(self, k: int, outs: Sequence[np.ndarray] | None = None) -> Piece:
-        """Return the arrays of a piece, with their destinations."""
-        return [
-            Bucket(
-                self.arrays[i].reshape(-1)[some],
-                None if outs is None else outs[i].reshape(-1)[some],
-                self.reductions[i],
-            )
-            for i, some in self.division.pieces[k]
-        ]
 
 
 class HierarchicalTransport(SharedMemoryTransport):
@@ -164,6 +90,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         self._check_nodes = functools.partial(check_nodes, group)
         self._left: list[np.ndarray] = []  # arrays that other ranks may still read
         self._lent: dict[tuple[str, int], np.ndarray] = {}
+        self.early = self
         self._under_way = False  # whether an early reduction has begun, on a leader
         self._since = 0  # nanoseconds: when this leader has last gone on to compute meanwhile
         self._computing: list[tuple[int, int]] = []  # intervals in which it has computed meanwhile

@@ -18,13 +18,14 @@ Invariants
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Callable, NamedTuple
 
 import numpy as np
 
-from synkhronos._collectives.buckets import Algorithm
+from synkhronos._collectives.buckets import Algorithm, Bucket, Piece
 from synkhronos._native import native
 from synkhronos._processes import Deadline, LeaderTransport
 from synkhronos._utils.interrupts import deferred_interrupts
@@ -33,6 +34,8 @@ from synkhronos.errors import CollectiveAborted
 
 #: ``lend(what, size, dtype)`` returns scratch memory for the purpose ``what``, reserved until the piece is complete.
 Lend = Callable[[str, int, np.dtype], np.ndarray]
+
+_EARLY = 1 << 33  # in signatures of reductions that begin before all of their arrays exist
 
 
 def _reduce(
@@ -242,3 +245,75 @@ class Pieces:
             self.begin(np.zeros(n_rows * length, dtype), result, lend)
             self._wait(self._n_begun - 1)
         self._wait(len(self._plans))
+
+
+class Division(NamedTuple):
+    """Division of an early reduction into pieces, each of which is exchanged when its arrays exist.
+
+    Attributes
+    ----------
+    order : tuple of int
+        Indices of the arrays, in the order in which they come into existence.
+    pieces : list of list of tuple
+        For each piece, the indices of its arrays, and the range of elements of each.
+    n_ready : list of int
+        Number of complete pieces after each further array.
+    plans : list of Plan
+        Plan of each piece.
+    of_arrays : tuple of tuple of int
+        Numbers of each array's pieces.
+    """
+
+    order: tuple[int, ...]
+    pieces: list[list[tuple[int, slice]]]
+    n_ready: list[int]
+    plans: list[Plan]
+    of_arrays: tuple[tuple[int, ...], ...]
+
+
+class EarlyReduction:
+    """A reduction that begins before all of its arrays exist.
+
+    Parameters
+    ----------
+    division : Division
+    reductions : sequence of Algorithm
+        Reduction of each array.
+    signature : int
+        Must be equal on all ranks.
+
+    Attributes
+    ----------
+    arrays : dict of int to array
+        Arrays that exist, by index.
+    n_begun : int
+        Number of pieces that were begun.
+    between : Pieces or None
+        Exchange with the other leaders; ``None`` on other ranks, and before the first piece.
+    memory : dict of (int, str) to array
+        Memory of each piece by purpose, on a leader.
+    """
+
+    def __init__(self, division: Division, reductions: Sequence[Algorithm], signature: int) -> None:
+        self.division, self.reductions = division, reductions
+        self.signature = zlib.crc32(repr(division.order).encode(), signature) | _EARLY
+        self.arrays: dict[int, np.ndarray] = {}
+        self.n_begun = 0
+        self.between: Pieces | None = None
+        self.memory: dict[tuple[int, str], np.ndarray] = {}
+
+    def lend(self, k: int, what: str, size: int, dtype: np.dtype) -> np.ndarray:
+        """Return memory for piece ``k``, which this object keeps."""
+        memory = self.memory[k, what] = np.empty(size, dtype)
+        return memory
+
+    def parts(self, k: int, outs: Sequence[np.ndarray] | None = None) -> Piece:
+        """Return the arrays of a piece, with their destinations."""
+        return [
+            Bucket(
+                self.arrays[i].reshape(-1)[some],
+                None if outs is None else outs[i].reshape(-1)[some],
+                self.reductions[i],
+            )
+            for i, some in self.division.pieces[k]
+        ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from synkhronos._collectives.reductions import OPS, reduction_of
-from synkhronos._collectives.transport import Part, Reduction
+from synkhronos._collectives.transport import EarlyTransport, Part, Reduction
 from synkhronos._memory import Segment, aligned
 from synkhronos._native import native
 
@@ -74,6 +74,8 @@ class SharedMemoryTransport:
     ----------
     restart : callable
         Bring the ranks of this node in step. Every rank calls it at the start of a command.
+    early : EarlyTransport or None
+        See `HostTransport`.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class SharedMemoryTransport:
         self._barrier = barrier
         self._timeline = timeline
         self.restart = self._core.restart
+        self.early: EarlyTransport | None = None
 
     def barrier(self) -> None:
         """Wait for all ranks."""

@@ -8,6 +8,7 @@ from typing import Any, Optional, Protocol, Union
 import numpy as np
 
 from synkhronos._collectives.buckets import Algorithm
+from synkhronos._collectives.pipeline import Division, EarlyReduction
 from synkhronos._native import native
 
 #: Reduction over all ranks: a `native.Reduction` on one node, an `Algorithm` on several.
@@ -42,11 +43,43 @@ class Transport(Protocol):
         """
 
 
+class EarlyTransport(Protocol):
+    """The part of a transport over several nodes that begins reductions before all of their arrays exist.
+
+    `HierarchicalTransport` documents the parameters.
+    """
+
+    def divide(
+        self,
+        kinds: Sequence[tuple[tuple[int, ...], np.dtype]],
+        reductions: Sequence[Algorithm],
+        order: Sequence[int],
+        /,
+    ) -> Division | None:
+        """Divide an early reduction into pieces."""
+
+    def add(self, early: EarlyReduction, array: np.ndarray, /) -> bool:
+        """Add the next array of an early reduction, and begin to exchange the pieces that are complete with it."""
+
+    def finish(self, early: EarlyReduction, outs: Sequence[np.ndarray] | None, /) -> bool:
+        """Wait for the results of an early reduction, or give it up."""
+
+    def leave(self) -> None:
+        """Leave the reductions that have begun, because the function of this rank has failed."""
+
+
 class HostTransport(Transport, Protocol):
     """Transport for arrays in host memory, which every session has.
 
     `SharedMemoryTransport` documents the parameters.
+
+    Attributes
+    ----------
+    early : EarlyTransport or None
+        Begins reductions early; ``None`` on one node.
     """
+
+    early: EarlyTransport | None
 
     def barrier(self) -> None:
         """Wait for all ranks."""

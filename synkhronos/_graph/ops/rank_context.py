@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 import numpy as np
 
 from synkhronos._backends import Apply, Op, T
-from synkhronos._collectives import EarlyReduction, HierarchicalTransport, HostTransport, Part, result_dtype
+from synkhronos._collectives import EarlyReduction, HostTransport, Part, result_dtype
 from synkhronos._processes import COLLECTIVES
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.keyed_cache import KeyedCache
@@ -130,7 +130,7 @@ class RankContext:
         self.weights: tuple[int, ...] = (1,) * n_ranks
         self.own = 1
         self._transport = transport
-        self._between_nodes = transport if isinstance(transport, HierarchicalTransport) else None
+        self._between_nodes = transport.early
         self._timeline = timeline
         self._lost: Exception | None = None
         self._prepared: KeyedCache[tuple[int, list[Any]]] = KeyedCache()  # reductions of each collective
