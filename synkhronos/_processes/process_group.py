@@ -491,7 +491,7 @@ class ProcessGroup:
             raise CollectiveAborted("another rank failed")
         if self.sync.rank == self.master_rank:
             self.check_workers()
-            if self.world.leaders is not None:
+            if self.world.comm is not None:
                 self.world.leaders.check_aborted()
         else:
             self.check_controller()

@@ -5,6 +5,7 @@ A command is a small immutable record. It contains no arrays: an `ArrayRef` says
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Callable, NamedTuple, TypeVar, Union
 
@@ -321,3 +322,38 @@ Command = Union[
     Record,
     InOrder,
 ]
+
+
+def join_reductions(parts: Sequence[Command]) -> list[tuple[Command, list[Command]]]:
+    """Join consecutive all-reduces of different variables, so that the ranks meet once for all of them.
+
+    Returns
+    -------
+    list of tuple
+        Commands that do the same as the parts, and the parts of each.
+    """
+    groups: list[list[Command]] = []
+    seen: set[int] = set()  # variables of the last group
+    for part in parts:
+        own = set(part.variables) if isinstance(part, AllReduce) else set()
+        if own and groups and _is_like(part, groups[-1][0]) and seen.isdisjoint(own):
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+            seen.clear()
+        seen |= own
+    return [(_joined(group), group) for group in groups]
+
+
+def _is_like(one: Command, other: Command) -> bool:
+    """Return whether two commands are all-reduces that differ in their variables only."""
+    return isinstance(one, AllReduce) and isinstance(other, AllReduce) and one[1:] == other[1:]
+
+
+def _joined(group: list[Command]) -> Command:
+    first = group[0]
+    if not isinstance(first, AllReduce):
+        return first
+    return first._replace(
+        variables=tuple([key for part in group if isinstance(part, AllReduce) for key in part.variables])
+    )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from synkhronos import _backends, _graph
-from synkhronos._collectives import Workspace, connect
+from synkhronos._collectives import ShapesDiffer, Workspace, connect
 from synkhronos._memory import (
     FdChannel,
     SegmentRef,
@@ -40,6 +40,7 @@ from synkhronos._rank.commands import (
     Load,
     Record,
     Shapes,
+    join_reductions,
 )
 from synkhronos._rank.environment import ThreadLimits, seed_rank
 from synkhronos._rank.messages import Decoder, Encoder, Envelope, Failure
@@ -183,13 +184,23 @@ class Replica:
                 timeline.switch(CONTROL)
 
     def _in_order(self, command: InOrder) -> list[Any]:
-        results = []
-        for part in command.parts:
-            if self.completed and type(part) not in SYNCHRONIZES:
+        results: list[Any] = []
+        for joined, parts in join_reductions(command.parts):
+            if self.completed and type(joined) not in SYNCHRONIZES:
                 self._exchange.transport.barrier()
-            with self._timeline.call(type(part).__name__):
-                results.append(self._carry_out(part))
-            self.completed += 1
+            if len(parts) > 1:
+                try:
+                    with self._timeline.call(type(joined).__name__):
+                        self._carry_out(joined)
+                    results += [None] * len(parts)
+                    self.completed += len(parts)
+                    continue
+                except ShapesDiffer:  # nothing has changed; one by one, so that the error is that of a part
+                    pass
+            for part in parts:
+                with self._timeline.call(type(part).__name__):
+                    results.append(self._carry_out(part))
+                self.completed += 1
         return results
 
     def compute(self, function: Callable[[list[Any]], list[Any]], arrays: list[Any]) -> list[Any]:

@@ -347,3 +347,39 @@ def test_a_session_that_is_closed_in_the_block(two):
         synk.close()
     with pytest.raises(synk.SessionError, match="closed"):
         future.result()
+
+
+def test_consecutive_all_reduces_of_different_variables_meet_once(session, monkeypatch):
+    variables = [theano.shared(np.arange(4.0) + i, f"v{i}") for i in range(6)]
+    synk.distribute()
+    synk.broadcast(variables)
+    transport = current().replica._exchange.transport
+    seen, all_reduce = [], transport.all_reduce
+    monkeypatch.setattr(
+        transport, "all_reduce", lambda arrays, *others: seen.append(len(arrays)) or all_reduce(arrays, *others)
+    )
+    with synk.sequence():
+        for var in variables[:4]:
+            synk.all_reduce(var, "sum")
+        synk.all_reduce(variables[0], "sum")  # again
+        synk.all_reduce(variables[4:], "sum")
+        synk.all_reduce(variables[1], "max")
+    assert seen == [4, 3, 1]
+    n = session
+    factors = [n * n, n, n, n, n, n]
+    for i, (var, factor) in enumerate(zip(variables, factors)):
+        assert (var.get_value() == factor * (np.arange(4.0) + i)).all()
+    assert synk.check_replicas() == {}
+
+
+def test_the_part_whose_shapes_differ_is_named(session):
+    if session == 1:
+        pytest.skip("a single rank has no other shapes")
+    variables = [theano.shared(np.ones(4), f"v{i}") for i in range(3)]
+    synk.distribute()
+    synk.broadcast(variables)
+    synk.set_value(1, variables[1], np.ones(5))
+    with pytest.raises((ValueError, synk.WorkerError), match="v1"), synk.sequence():
+        for var in variables:
+            synk.all_reduce(var, "sum")
+    assert [var.get_value().tolist() for var in (variables[0], variables[2])] == [[session] * 4, [1] * 4]
