@@ -3,6 +3,7 @@
 # make test-pymc       compare models of each PyMC distribution with PyMC alone   (PYTHON=python3.13)
 # make test-theano     run Theano's own tests   (ARGS=--quick, ARGS=theano.tests.test_rop)
 # make test-numba      run some tests with numba, PyTensor's default linker   (PYTHON=python3.13)
+# make node-kills      kill 300 processes of sessions on two nodes at random instants
 # make test-machines   run tests of sessions on two nodes: processes of mpiexec on this machine   (ARGS="-k data")
 # make test-launchers  run tests with each MPI, and with Slurm, ssh and containers; installs them by apt and pip
 # make test-opencl     run the tests of GPUs on OpenCL, which PoCL provides on CPU cores; installs it by apt
@@ -28,7 +29,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pymc test-theano test-numba test-machines test-launchers test-opencl model exact-programs fuzz-sharding soak busy coverage bench bench-pytensor lint format docs links wheel release-check clean
+.PHONY: help demo test test-pymc test-theano test-numba test-machines test-launchers node-kills test-opencl model exact-programs fuzz-sharding soak busy coverage bench bench-pytensor lint format docs links wheel release-check clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -77,6 +78,10 @@ test-machines: $(VENV)/with-test
 	    SYNKHRONOS_TEST_SHARES=$$shares $(BIN)/mpiexec -n 2 $(BIN)/python -m pytest -n 0 -p no:timeout -p no:cacheprovider \
 	        $(ON_MACHINES:%=tests/sessions/test_%.py) $(ARGS) || exit 1; \
 	done
+
+# 300 kills, of which a fifth are of a node's leader, take ten minutes.
+node-kills: $(VENV)/with-test
+	SYNKHRONOS_KILL_ROUNDS=60 $(BIN)/python -m pytest -n 0 --timeout 7200 tests/nodes/test_node_loss.py -k random_instants
 
 test-launchers: $(VENV)/with-test
 	@$(check-launchers)

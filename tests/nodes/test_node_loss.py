@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 
+import numpy as np
 import pytest
 from deadline import wait_for
 from mpi_jobs import (
@@ -27,7 +28,10 @@ BEGIN = """
     n = synk.fork(2, use_gpu=False, timeout=3, heartbeat=2.5)
     X = np.random.RandomState(0).rand(13, 3).astype(theano.config.floatX)
     x = T.matrix("x")
-    f = synk.function([x], [synk.averaged(x.mean())])
+    w = theano.shared(np.ones((300, 400), theano.config.floatX), "w")
+    late = T.dot(T.dot(w * x.mean(), w.T), w)  # while it is computed, the nodes exchange what exists before
+    f = synk.function([x], [synk.averaged(one) for one in (x.mean(), w * x.mean(), late)])
+    f(X)
     f(X)
 """
 
@@ -85,6 +89,44 @@ def test_ranks_that_die_or_stop_are_reported_and_the_next_session_works(hosts):
         print(f"{number.name} to a worker on {name}: {text.split()[0]} after {when - since:.2f} s")
         assert abs(float(hear(job)[1])) < 1e-6
     ends_well(hosts, job)
+
+
+def test_kills_at_random_instants(hosts):
+    """Workers are killed one after the other and replaced, and then a leader; `make node-kills` repeats it."""
+    n_rounds, n_workers = int(os.environ.get("SYNKHRONOS_KILL_ROUNDS", 1)), 4
+    chance = np.random.RandomState(n_rounds)
+    for _ in range(n_rounds):
+        job = start_until_ready(
+            hosts,
+            BEGIN.replace("timeout=3", "timeout=30, restart_workers=True"),
+            f"""
+            expected = f(X)
+            say("ready")
+            for _ in range({n_workers}):
+                for _ in range(3):
+                    assert all((a == b).all() for a, b in zip(f(X), expected))
+                say("works")
+                try:
+                    while True:
+                        assert all((a == b).all() for a, b in zip(f(X), expected))
+                except synk.WorkerRestarted as error:
+                    say(*error.ranks)
+            say("works")
+            while True:
+                f(X)
+            """,
+        )
+        for _ in range(n_workers):
+            assert hear(job)[1] == "works"
+            name = ("hosta", "hostb")[chance.randint(2)]
+            time.sleep(0.05 * chance.rand())
+            hosts.leader(name).children()[0].kill()
+            assert hear(job)[1] == {"hosta": "1", "hostb": "3"}[name]
+        assert hear(job)[1] == "works"
+        time.sleep(0.05 * chance.rand())
+        since = time.monotonic()
+        hosts.leader("hostb").kill()
+        ends_badly(hosts, job, since, LEFT)  # mpiexec ends the other processes
 
 
 @pytest.mark.parametrize(
