@@ -146,13 +146,17 @@ Undivided = tuple[np.ndarray, Optional[np.ndarray], Union[Algorithm, list[int]]]
 Piece = list[Bucket]
 
 
-def find_small(parts: Sequence[Undivided]) -> list[bool]:
-    """Return for each array of a collective whether it is sent with the votes."""
+def find_small(parts: Sequence[Undivided], n_nodes: int = 2) -> list[bool]:
+    """Return for each array of a collective whether it is sent with the votes.
+
+    Votes are sent together, so that fewer bytes are small if there are many nodes.
+    """
+    limit = _SMALL_BYTES * 4 // max(4, n_nodes)
     total = 0
     found = []
     for part in parts:
         n_bytes = _bytes_of(part)
-        found.append(total + n_bytes <= _SMALL_BYTES)
+        found.append(total + n_bytes <= limit)
         total += n_bytes * found[-1]
     return found
 

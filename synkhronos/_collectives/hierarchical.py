@@ -112,7 +112,8 @@ class HierarchicalTransport(SharedMemoryTransport):
     def run(self, parts: list[Part], signature: int) -> bool | None:
         """Run a collective; parameters and result as for `SharedMemoryTransport.run`."""
         self._come_back()
-        small, large = divide(cast("list[Undivided]", parts))  # `reduction_of` of this class has made the reductions
+        undivided = cast("list[Undivided]", parts)  # `reduction_of` of this class has made the reductions
+        small, large = divide(undivided, find_small(undivided, len(self._world.sizes)))
         there: list[Part] = [(part.array, self._small_memory(part), self._within(part)) for part in small]
         agreed = self._run_here(there, signature)
         self._left.clear()  # all ranks have arrived here, so they have read the previous results
@@ -304,7 +305,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         parts: list[Undivided] = [(array, None, how) for array, how in zip(arrays, reductions)]
         if sum(array.nbytes for array in arrays) < _LEAST_EARLY or any(max(how.rows) > 1 for how in reductions):
             return None
-        are_small = find_small(parts) if self._world.wire_dtype else [False] * len(parts)
+        are_small = find_small(parts, len(self._world.sizes)) if self._world.wire_dtype else [False] * len(parts)
         pieces: list[Piece] = []
         plans: list[Plan] = []
         for is_small, some in itertools.groupby(order, are_small.__getitem__):

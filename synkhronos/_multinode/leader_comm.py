@@ -1,8 +1,8 @@
 """Communication between node leaders over MPI: messages, votes, exchanges of arrays, and aborts.
 
-Leaders vote before each exchange of arrays. Each leader sends a number, called its word, to all others. They start the
-exchange only if all words are equal. At their first connection, leaders also compare the versions of the software that
-must be the same on all nodes.
+Leaders vote before each exchange of arrays. Each leader sends a number, called its word, which all others receive. They
+start the exchange only if all words are equal. At their first connection, leaders also compare the versions of the
+software that must be the same on all nodes.
 
 Invariants
 ----------
@@ -106,6 +106,81 @@ def _make_exchange(mpi: Any, communicator: Any) -> native.Exchange:
     return native.Exchange(mpi._sizeof(mpi.Request), *handles, functions)
 
 
+#: Place of a vote: the number of its command, and its own number within that command.
+_Place = tuple[int, int]
+
+
+class Votes:
+    """Votes of all leaders, which pass them on.
+
+    Up to three leaders send their votes to all others. More leaders form a binomial tree: the parent of a leader has
+    its number without the lowest bit that is set. Each sends its parent the votes of its subtree, and, when it has all
+    votes, sends these to its children. So a leader sends at most ⌈log2(n)⌉ messages, and the leader that is the root
+    has all votes before any other.
+
+    Parameters
+    ----------
+    node, n_nodes : int
+        Number of this leader, and number of leaders.
+    send : callable
+        ``send(node, message)`` sends ``(place, votes)`` to another leader, for its method `take`.
+    """
+
+    def __init__(self, node: int, n_nodes: int, send: Callable[[int, Any], None]) -> None:
+        self._node, self._n_nodes, self._send = node, n_nodes, send
+        lowest = node & -node or 1 << n_nodes.bit_length()
+        self._below = range(node, min(n_nodes, node + lowest))  # this leader, and those below it in the tree
+        self._children = [child for i in range(lowest.bit_length() - 1) if (child := node + (1 << i)) < n_nodes]
+        self._of: dict[_Place, dict[int, Any]] = {}
+        self._n_sent: dict[_Place, tuple[int, int]] = {}  # numbers of votes that were sent to the parent and children
+
+    def of(self, place: _Place) -> dict[int, Any]:
+        """Return the votes that have arrived, by leader."""
+        return self._of.setdefault(place, {})
+
+    def take(self, place: _Place, votes: dict[int, Any]) -> None:
+        """Add votes that another leader has sent."""
+        self.of(place).update(votes)
+
+    def cast(self, place: _Place, vote: Any) -> None:
+        """Vote, and pass the votes on that have arrived before."""
+        self.take(place, {self._node: vote})
+        if self._n_nodes <= _MOST_DIRECT:
+            for other in range(self._n_nodes):
+                if other != self._node:
+                    self._send(other, (place, {self._node: vote}))
+        self.pass_on(place)
+
+    def pass_on(self, place: _Place, is_late: bool = False) -> None:
+        """Pass on the votes of this leader's subtree if it has voted and they are complete, or if ``is_late``."""
+        votes = self.of(place)
+        if self._n_nodes <= _MOST_DIRECT or self._node not in votes:
+            return
+        up, down = self._n_sent.get(place, (0, 0))
+        own = {node: votes[node] for node in self._below if node in votes}
+        is_due = up < len(own) and (is_late or len(own) == len(self._below))
+        is_complete = down < len(votes) == self._n_nodes
+        if not is_due and not is_complete:
+            return
+        with deferred_interrupts():
+            self._n_sent[place] = len(own), len(votes) if is_complete else down
+            if is_due and self._node:
+                self._send(self._node & (self._node - 1), (place, own))
+            if is_complete:
+                for child in self._children:
+                    self._send(child, (place, votes))
+
+    def drop(self, place: _Place) -> None:
+        """Drop the votes of a place."""
+        self._of.pop(place, None)
+        self._n_sent.pop(place, None)
+
+    def drop_before(self, number: int, kept: _Place | None) -> None:
+        """Drop the votes of commands with lower numbers, except those of one place."""
+        for place in [one for one in (*self._of, *self._n_sent) if one[0] < number and one != kept]:
+            self.drop(place)
+
+
 def _agree(votes: dict[int, Any]) -> bool:
     """Return whether the exchange takes place: all words are equal and not ``None``."""
     words = {word for word, _ in votes.values()}
@@ -117,6 +192,7 @@ ORDER, ANSWER, VOTE, ABORT = 1, 2, 3, 4
 
 _N_TAGS = 8192  # pieces in flight have different tags, of which MPI guarantees 32,768
 
+_MOST_DIRECT = 3  # leaders that send their votes to all others; with as many, a tree would not send fewer messages
 _SPIN_SECONDS = 2e-4  # duration of a wait until the process begins to yield its core
 _YIELD_SECONDS = 2e-2  # duration of a wait until the process begins to sleep
 _LONGEST_NAP = 4e-3  # longest sleep
@@ -180,7 +256,7 @@ class LeaderComm:
         self.number = 0
         self.is_lost = False
         self._meeting = 0
-        self._votes: dict[tuple[int, int], dict[int, Any]] = {}
+        self._votes = Votes(self.node, self.n_nodes, lambda node, message: self.send(node, VOTE, message))
         self._aborted = -1
         # identifier of the vote that this leader waits for, and of one that it has left; each with its `fill_in`
         self._voting: tuple[tuple[int, int], Completion] | None = None
@@ -251,8 +327,7 @@ class LeaderComm:
         elif kind == ANSWER:
             self.answers[node] = message
         elif kind == VOTE:
-            number, vote, word = message
-            self._votes.setdefault((number, vote), {})[node] = word
+            self._votes.take(*message)
         else:  # the leader takes part in no further vote of that command
             self._aborted = max(self._aborted, message)
 
@@ -328,8 +403,7 @@ class LeaderComm:
         self.exchange.rest()
         self.number, self._meeting = number, 0
         self._due.clear()
-        owed = self._owed and self._owed[0]
-        self._votes = {key: votes for key, votes in self._votes.items() if key[0] >= number or key == owed}
+        self._votes.drop_before(number, self._owed and self._owed[0])
 
     def abort(self) -> None:
         """Notify the other leaders that this leader takes part in no further vote of the current command."""
@@ -368,15 +442,17 @@ class LeaderComm:
         """
         self.check_aborted()  # otherwise other leaders might enter the exchange
         place = self.number, self._meeting
-        votes = self._votes.setdefault(place, {})
+        votes = self._votes.of(place)
 
         def found() -> bool:
+            self._votes.pass_on(place)
             if len(votes) < self.n_nodes:
                 self._raise_if_aborted()
                 return False
             return True
 
         def look() -> None:
+            self._votes.pass_on(place, is_late=True)  # so that the controller knows which leader is silent
             check([node for node in self.others if node not in votes])
 
         self._owed = None
@@ -384,9 +460,7 @@ class LeaderComm:
             with deferred_interrupts():  # either all leaders receive the vote, or none
                 self._meeting += 1
                 self._voting = place, fill_in
-                for node in self.others:
-                    self.send(node, VOTE, (*place, (word, arrays)))
-                votes[self.node] = word, arrays
+                self._votes.cast(place, (word, arrays))
             self.wait(found, look)
             if self._voting is None:
                 raise SessionError(CLOSED_WITHIN)
@@ -397,7 +471,7 @@ class LeaderComm:
         except BaseException:
             self._owed, self._voting = self._voting or self._owed, None
             raise
-        del self._votes[place]
+        self._votes.drop(place)
         return [votes[node] for node in range(self.n_nodes)]
 
     def complete_owed_exchange(self) -> None:
@@ -405,11 +479,12 @@ class LeaderComm:
         if self._owed is None or self.is_lost:
             return
         place, fill_in = self._owed
-        votes = self._votes.get(place, {})
+        votes = self._votes.of(place)
+        self._votes.pass_on(place)
         if len(votes) == self.n_nodes:
             with deferred_interrupts():
                 self._owed = None
-                del self._votes[place]
+                self._votes.drop(place)
                 if _agree(votes):
                     fill_in()
 

@@ -99,7 +99,7 @@ def test_the_exchange_of_a_gradient_begins_when_it_exists(ranks):
     assert lines[-1] == f"early {[f'forward {i}' for i in range(3)] + order}"
 
 
-@pytest.mark.parametrize("ranks", [(1, 1), (2, 1)], ids=str)
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (1, 1, 2, 1)], ids=str)
 def test_exact_functions(ranks):
     lines = run_both(
         "EVENTS = False",
@@ -317,7 +317,7 @@ def test_shapes_that_differ_between_ranks(ranks):
     assert lines[-1] == "fine"
 
 
-@pytest.mark.parametrize("ranks", [(1, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 2), (1, 1, 1, 1, 1)], ids=str)
 def test_a_rank_that_fails_between_the_begin_and_the_end(ranks):
     lines = run(
         FAULTY,
@@ -366,7 +366,7 @@ def test_a_worker_that_is_killed_is_replaced():
     assert lines[-1] == "fine"
 
 
-@pytest.mark.parametrize("ranks", [(1, 1), (2, 1)], ids=str)
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (1, 1, 1, 1)], ids=str)
 def test_ctrl_c_at_any_instant(ranks):
     lines = run(
         FAULTY,
