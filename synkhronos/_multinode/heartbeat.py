@@ -6,7 +6,9 @@ number of a lost node to shared memory. The *guardian* is its parent, and restar
 is killed, the heartbeat process becomes the guardian of a new heartbeat process. Both share no lock with the leader, so
 that the leader cannot delay them.
 
-`FailureDetector` decides from received and missing heartbeats which nodes are silent or lost.
+`FailureDetector` decides from received and missing heartbeats which nodes are silent or lost. Up to 16 nodes send
+heartbeats to all others. In larger jobs, each sends them to node 0 and to few others (`peers`), and node 0 to all, so
+that their number does not grow with the square of the number of nodes.
 
 Invariants
 ----------
@@ -31,6 +33,7 @@ import ctypes
 import enum
 import errno
 import logging
+import math
 import mmap
 import os
 import secrets
@@ -52,9 +55,22 @@ WARNING_SECONDS = 2.0
 #: Value of `Message.silent` that names no node.
 NOBODY = 0xFFFF
 
+_MOST_COMPLETE = 16  # nodes that all exchange heartbeats with each other
 _MOST_SECONDS = 0.5  # longer intervals between two readings of the clock count as this: the process was frozen
 _RECENT_SECONDS = 1.0  # a node that has heard another one within this time is not cut off
 _REFUSED_SECONDS = 0.5  # silence that must precede a refused datagram; otherwise a firewall has refused it
+
+
+def peers(node: int, n_nodes: int) -> list[int]:
+    """Return the nodes with which a node exchanges heartbeats.
+
+    In large jobs, these are node 0, the nodes with the next lower and the next higher number, and those at a distance
+    of about the square root of the number of nodes, in a circle.
+    """
+    if n_nodes <= _MOST_COMPLETE or not node:
+        return [one for one in range(n_nodes) if one != node]
+    circle = [node + sign * step for step in (1, math.isqrt(n_nodes)) for sign in (-1, 1)]
+    return sorted({0, *(one % n_nodes for one in circle)})
 
 
 class State(enum.IntEnum):
@@ -295,7 +311,7 @@ class Heartbeat:
         self._unprinted: list[bytes] = []
 
     def start(self, hosts: Sequence[str], doors: Sequence[Endpoint]) -> None:
-        """Start the two processes, and so begin to watch the other nodes.
+        """Start the two processes, and so begin to watch other nodes.
 
         Parameters
         ----------
@@ -305,10 +321,9 @@ class Heartbeat:
             Address of each node.
         """
         self._names = [f"node {node} ({host})" for node, host in enumerate(hosts)]
-        for node, (host, door) in enumerate(zip(hosts, doors)):
+        for node in peers(self._node, len(hosts)):
             with contextlib.suppress(OSError):  # a host whose name cannot be resolved is not watched
-                if node != self._node:
-                    self._others[socket.gethostbyname(host), door.port] = node, door.token
+                self._others[socket.gethostbyname(hosts[node]), doors[node].port] = node, doors[node].token
         memory = mmap.mmap(-1, ctypes.sizeof(_Shared) + len(doors))
         self._shared, self._states = _Shared.from_buffer(memory), memoryview(memory)[ctypes.sizeof(_Shared) :]
         self._shared.limit = DEFAULT_LIMIT
@@ -391,7 +406,7 @@ class Heartbeat:
             self._alive = self._tie = None
 
     def _send(self, message: Message) -> bool:
-        """Send a heartbeat to all other nodes; return whether the network is reachable."""
+        """Send a heartbeat to the `peers`; return whether the network is reachable."""
         has_network = False
         with contextlib.suppress(SessionError), self._socket.use() as sending:  # the program may have closed it
             for address, (_, token) in self._others.items():

@@ -23,6 +23,7 @@ Invariants
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import platform
 import socket
@@ -193,6 +194,7 @@ ORDER, ANSWER, VOTE, ABORT = 1, 2, 3, 4
 _N_TAGS = 8192  # pieces in flight have different tags, of which MPI guarantees 32,768
 
 _MOST_DIRECT = 3  # leaders that send their votes to all others; with as many, a tree would not send fewer messages
+_logger = logging.getLogger("synkhronos")
 _SPIN_SECONDS = 2e-4  # duration of a wait until the process begins to yield its core
 _YIELD_SECONDS = 2e-2  # duration of a wait until the process begins to sleep
 _LONGEST_NAP = 4e-3  # longest sleep
@@ -241,6 +243,8 @@ class LeaderComm:
         self._arrays = mpi.COMM_WORLD.Dup()
         self.exchange = _make_exchange(mpi, self._arrays)
         self.may_poll = mpi.Query_thread() >= mpi.THREAD_SERIALIZED
+        if not self.may_poll:
+            _logger.info("MPI allows calls from one thread only: nodes exchange no gradients while others are computed")
         self._n_pieces = 0
         self.node, self.n_nodes = self._messages.Get_rank(), self._messages.Get_size()
         self.others = [node for node in range(self.n_nodes) if node != self.node]

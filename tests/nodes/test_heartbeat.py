@@ -26,6 +26,7 @@ from synkhronos._multinode.heartbeat import (
     Loss,
     Message,
     Reason,
+    peers,
 )
 
 pytestmark = theano_only("heartbeats, which do not depend on the backend")
@@ -459,6 +460,30 @@ def test_a_node_that_cannot_send_reports_itself():
     assert one.losses(2.5) == {0: Loss(0, Reason.CUT_OFF, 0)}
     one.sent([], can_send=True)
     assert one.losses(2.5) == {1: Loss(1, Reason.SILENT, 0)}
+
+
+@pytest.mark.parametrize("n", [2, 16, 17, 40, 300])
+def test_nodes_of_a_large_job_exchange_heartbeats_with_few_others(n):
+    of = [set(peers(node, n)) for node in range(n)]
+    assert all(node in of[other] for node in range(n) for other in of[node])
+    assert of[0] == set(range(1, n))
+    assert all(len(one) <= (n - 1 if n <= 16 else 5) for one in of[1:])
+
+
+def test_a_lost_node_of_a_large_job_is_reported_once():
+    n, lost = 40, 11
+    nodes = [silence(own, n, heard=peers(own, n)) for own in range(n)]
+    warnings = []
+    for _ in range(12):
+        sent = [one.report(2.5) for one in nodes]
+        for own, one in enumerate(nodes):
+            one.advance(0.25)
+            one.receive([sent[node] for node in peers(own, n) if node != lost])
+            warnings += [(own, *warning) for warning in one.warnings().items() if own != lost]
+    assert warnings == [(0, lost, 0)]
+    assert nodes[0].losses(2.5) == {lost: Loss(lost, Reason.SILENT, 0)}
+    watching = [own for own, one in enumerate(nodes) if own != lost and lost in one.losses(2.5)]
+    assert watching == [0, *sorted(set(peers(lost, n)) - {0})]
 
 
 def test_a_refusal_is_a_loss_within_a_second_unless_the_node_has_left():
