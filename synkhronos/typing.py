@@ -3,7 +3,7 @@
 Theano has no types, and PyTensor's are not needed: a `Variable` is any object with an owner and a type.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypedDict, Union
 
 __all__ = ["Input", "Keywords", "Op", "Output", "Outputs", "Reduction", "Update", "Variable", "Variables"]
@@ -45,7 +45,7 @@ Input = Union[Variable, Wrapped]
 Output = Union[Variable, Wrapped, tuple[Variable, Op]]
 
 #: All outputs of a function.
-Outputs = Union[Output, Sequence[Output], None]
+Outputs = Union[Output, Sequence[Output], Mapping[str, Output], None]
 
 #: An update of a function: the shared variable, its new value, and optionally the op.
 Update = Union[tuple[Variable, Any], tuple[Variable, Any, Reduction]]

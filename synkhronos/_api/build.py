@@ -15,8 +15,8 @@ from synkhronos import _backends, _graph
 from synkhronos._api.calibration import measured
 from synkhronos._api.choice import Costs, check_plan
 from synkhronos._api.combine import Results
-from synkhronos._api.exact import ExactFunction
-from synkhronos._api.functions import Function
+from synkhronos._api.exact import ExactFunction, KeyedExactFunction
+from synkhronos._api.functions import Function, KeyedFunction
 from synkhronos._collectives import check_op, lists_ops
 from synkhronos._session import current, warn
 from synkhronos._sharding import ShardedGraph, check_open
@@ -62,11 +62,12 @@ def function(
     inputs : list of variables or ``In``
         Inputs that are scattered over the ranks along axis 0, as evenly as possible. Each has shape ``(n, ...)`` in a
         call, and ``(n_k, ...)`` on rank k. Every one must be a dense array with at least one dimension.
-    outputs : variable, (variable, op), or a list of these, optional
+    outputs : variable, (variable, op), or a list or dict of these, optional
         ``op`` says how the ranks' values are combined: {ops}, element by element; ``"gather"``, concatenation along
         axis 0 in rank order; or ``None``, the controller's own value. ``"avg"``, the default, is
         ``sum(n_k * x_k) / sum(n_k)``, where ``n_k`` is the number of data points of rank k. The prefix ``c_``, as in
-        ``"c_avg"``, requests that the values are combined on the CPU.
+        ``"c_avg"``, requests that the values are combined on the CPU. With a dict, whose keys are strings, calls return
+        dicts, and ``output_subset`` takes keys.
     bcast_inputs : list of variables or ``In``, optional
         Inputs that every rank gets in full. They need not be dense arrays: sparse matrices and objects are allowed.
     updates : dict, or list of (shared, expression) or (shared, expression, op), optional
@@ -152,8 +153,9 @@ def function(
         if value is not None and not isinstance(value, (list, tuple)):
             raise TypeError(f"{name} is {value!r}; expected a list")
     pairs, update_modes, named_updates = _read_updates(updates)
-    many = isinstance(outputs, (list, tuple)) and not _is_pair(outputs)
-    asked: Any = outputs
+    keys = _keys_of(outputs) if isinstance(outputs, Mapping) else None
+    asked: Any = outputs if keys is None else [outputs[key] for key in keys]  # type: ignore[index, call-overload]
+    many = isinstance(asked, (list, tuple)) and not _is_pair(asked)
     items: list[Any] = [] if asked is None else list(asked) if many else [asked]
     variables, output_modes = [], []
     for position, item in enumerate(items):
@@ -245,7 +247,7 @@ def function(
             again=again,
             whole=whole,
         )
-        return _with_streams(exactly, own=divided.own_states)
+        return _with_streams(_with_keys(exactly, KeyedExactFunction, keys), own=divided.own_states)
     if shard is not None or random != "serial" or blocked or mapped or plan is not None or whole is not None:
         raise ValueError(
             "got shard, random, blocked, mapped, plan or whole without exact=True, which they need; pass exact=True"
@@ -259,7 +261,7 @@ def function(
     made = Function(
         session, graph, results, update_modes, named=named, named_updates=named_updates, single=not many, name=title
     )
-    return _with_streams(made)
+    return _with_streams(_with_keys(made, KeyedFunction, keys))
 
 
 def _mapped(graph: _graph.Graph, mapped: Sequence[Variable], blocked: bool) -> tuple[_graph.Graph, dict[Any, Any]]:
@@ -280,6 +282,21 @@ def _with_streams(function: Function, own: Sequence[Any] | None = None) -> Funct
     """
     for var in filter(_backends.is_random_state, function.get_shared()):
         _graph.claim_stream(var, common=own is not None and var not in own)
+    return function
+
+
+def _keys_of(outputs: Mapping[Any, Any]) -> list[str]:
+    """Return the keys of outputs, sorted as the backends sort them."""
+    for key in outputs:
+        if not isinstance(key, str):
+            raise TypeError(f"outputs has the key {key!r}; expected strings")
+    return sorted(outputs)
+
+
+def _with_keys(function: Any, keyed: type, keys: list[str] | None) -> Any:
+    """Have a function return dicts with these keys, if there are any."""
+    if keys is not None:
+        function.__class__, function.output_keys = keyed, keys
     return function
 
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from synkhronos._graph import Variant
 from synkhronos._graph.ops import compiled_has_collectives
 from synkhronos._processes import COLLECTIVES
 from synkhronos._rank import Call
-from synkhronos._session import Place, Session, current, functions
+from synkhronos._session import Future, Place, Session, current, functions
 from synkhronos._utils.display import html_table, public_names
 from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos.errors import SessionError
@@ -457,3 +457,43 @@ class Function:
             f"{self!r} cannot be copied or pickled, because it belongs to its session; build it again by "
             "synkhronos.function, and save the values of its shared variables by synkhronos.extensions.checkpoint"
         )
+
+
+class Keyed:
+    """Mixin for functions whose outputs have keys: they return dicts.
+
+    Attributes
+    ----------
+    output_keys : list of str
+        Key of each output.
+    """
+
+    output_keys: list[str]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute on all ranks; see `Function.__call__`. ``output_subset`` is a list of keys."""
+        return self._with_keys(super().__call__, args, kwargs)  # type: ignore[misc]
+
+    def as_theano(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute in the controller only; see `Function.as_theano`. ``output_subset`` is a list of keys."""
+        return self._with_keys(super().as_theano, args, kwargs)  # type: ignore[misc]
+
+    def _with_keys(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        keys, subset = self.output_keys, kwargs.get("output_subset")
+        if subset is not None:
+            unknown = [key for key in subset if key not in keys]
+            if unknown:
+                raise ValueError(f"output_subset has the key {unknown[0]!r}; expected some of {keys}")
+            keys, kwargs = list(subset), {**kwargs, "output_subset": [keys.index(key) for key in subset]}
+        return keyed(call(*args, **kwargs), keys)
+
+
+def keyed(results: Any, keys: Sequence[str]) -> Any:
+    """Return results, or their `Future` in a sequence, as a dict."""
+    if isinstance(results, Future):
+        return results.through(lambda values: dict(zip(keys, values)))
+    return dict(zip(keys, results))
+
+
+class KeyedFunction(Keyed, Function):
+    """Function whose outputs have keys."""

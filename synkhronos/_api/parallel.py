@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 from synkhronos import _backends, _graph
 from synkhronos._api.build import function
 from synkhronos._api.checks import arrange
-from synkhronos._api.functions import Function
-from synkhronos._session import Future, current, held
+from synkhronos._api.functions import Function, keyed
+from synkhronos._session import current, held
 from synkhronos._sharding import minibatches
 from synkhronos.errors import SessionError
 from synkhronos.typing import Input, Variable
@@ -183,11 +183,7 @@ class ParallelFunction:
         if keys is not None and output_subset is not None:
             keys, output_subset = output_subset, [keys.index(key) for key in output_subset]
         results = self.exact(*[values[position] for position in self._order], output_subset=output_subset)
-        if keys is None:
-            return results
-        if isinstance(results, Future):
-            return results.through(lambda values: dict(zip(keys, values)))
-        return dict(zip(keys, results))
+        return results if keys is None else keyed(results, keys)
 
     name: Any = property(lambda self: self.exact.name)
     maker: Any = property(lambda self: self.exact.maker)

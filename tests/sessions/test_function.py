@@ -383,3 +383,29 @@ def test_givens_replace_inputs_and_shared_variables(session):
         synk.broadcast(other, float(added))
         assert_close(function(values, num_slices=num_slices)[0], values * 10 * added + added)
         assert_close(synk.gather(other), [added + (stop > start) for start, stop in shares(7, session)])
+
+
+def test_a_dict_of_outputs_returns_dicts(session):
+    x, w = T.dvector("x"), theano.shared(2.0, "w")
+    points = np.arange(9.0)
+    plain = synk.function([x], {"total": (x.sum(), "sum"), "mean": x.mean()})
+    exact = synk.function([x], {"b": (w * x).sum(), "a": x.max()}, updates=[(w, w + 1)], exact=True)
+    backend = theano.function([x], [x.max(), (w * x).sum()])  # PyTensor's function takes no dict
+    assert plain(points) == plain.as_theano(points) == {"mean": 4, "total": 36}
+    assert plain(points, output_subset=["total"]) == {"total": 36}
+    for _ in range(3):
+        expected = dict(zip("ab", backend(points)))
+        assert exact(points) == expected
+    copied = exact.copy(swap={w: theano.shared(5.0)})
+    assert [one(points, output_subset=["a", "b"]) for one in (exact.copy(), copied)] == [
+        {"a": 8, "b": 5 * 36},
+        {"a": 8, "b": 5 * 36},
+    ]
+    with synk.sequence():
+        future = plain(points)
+    assert future.result() == {"mean": 4, "total": 36}
+    assert (exact.output_keys, plain.output_keys) == (["a", "b"], ["mean", "total"])
+    with pytest.raises(ValueError, match="output_subset has the key 'c'; expected some of "):
+        plain(points, output_subset=["c"])
+    with pytest.raises(TypeError, match="outputs has the key 1; expected strings"):
+        synk.function([x], {1: x.sum()})
