@@ -241,7 +241,7 @@ def test_a_node_without_free_memory_refuses_and_the_session_continues(hosts):
             from seccomp import refuse
             refuse("memfd_create")
             """,
-            BEGIN,
+            BEGIN.replace("(300, 400)", "(3, 4)"),
             """
             small, large = synk.data(X), synk.data(np.tile(X, (100_000, 1)))
             for _ in range(3):
