@@ -34,7 +34,7 @@ def test_objects_list_and_show_what_is_for_users(synchronize):
     assert expected <= set(dir(f)) and not {"join"} & set(dir(f))
     assert {"set_value", "shape", "free_memory", "alloc_size"} <= set(dir(rows))
     assert not {"ref", "memory"} & set(dir(rows))
-    assert set(dir(profile)) == {"elapsed", "seconds", "sent", "serial", "total"}
+    assert set(dir(profile)) == {"elapsed", "exposed", "hidden", "seconds", "sent", "serial", "total"}
     for one in (f, rows, profile, synk):
         assert not [name for name in dir(one) if name.startswith("_") and name != "__version__"]
     block = synk.session(2)
