@@ -15,8 +15,8 @@ from synkhronos import _backends, _graph
 from synkhronos._api.calibration import measured
 from synkhronos._api.choice import Costs, check_plan
 from synkhronos._api.combine import Results
-from synkhronos._api.exact import ExactFunction, KeyedExactFunction
-from synkhronos._api.functions import Function, KeyedFunction
+from synkhronos._api.exact import ExactFunction
+from synkhronos._api.functions import Function, Keyed, KeyedFunction
 from synkhronos._collectives import check_op, lists_ops
 from synkhronos._session import current, warn
 from synkhronos._sharding import ShardedGraph, check_open
@@ -283,6 +283,16 @@ def _with_streams(function: Function, own: Sequence[Any] | None = None) -> Funct
     for var in filter(_backends.is_random_state, function.get_shared()):
         _graph.claim_stream(var, common=own is not None and var not in own)
     return function
+
+
+class KeyedExactFunction(Keyed, ExactFunction):
+    """Exact function whose outputs have keys."""
+
+    def copy(self, *args: Any, **kwargs: Any) -> Any:
+        """Copy the function; see `ExactFunction.copy`."""
+        made = super().copy(*args, **kwargs)
+        made.__class__, made.output_keys = KeyedExactFunction, self.output_keys
+        return made
 
 
 def _keys_of(outputs: Mapping[Any, Any]) -> list[str]:

@@ -24,7 +24,7 @@ from synkhronos._api.checks import EXACT, ExactChecks, Input, Serial
 from synkhronos._api.choice import Chooser, ChosenPlans, Costs, Unmeasured, check_plan, prefers_controller
 from synkhronos._api.combine import ExactGraphCollectives, Results
 from synkhronos._api.data_arrays import Data
-from synkhronos._api.functions import MOST_PLANS, Function, Keyed
+from synkhronos._api.functions import MOST_PLANS, Function
 from synkhronos._costs import Estimate
 from synkhronos._graph import Graph, Variant
 from synkhronos._graph.ops import compiled_has_collectives
@@ -597,13 +597,3 @@ class _ExactPlanner(Planner):
             )
         ends = list(itertools.accumulate(counts))
         return inputs._replace(shares=tuple(Rows(end - n, end) for end, n in zip(ends, counts)), counts=tuple(counts))
-
-
-class KeyedExactFunction(Keyed, ExactFunction):
-    """Exact function whose outputs have keys."""
-
-    def copy(self, *args: Any, **kwargs: Any) -> Any:
-        """Copy the function; see `ExactFunction.copy`."""
-        made = super().copy(*args, **kwargs)
-        made.__class__, made.output_keys = KeyedExactFunction, self.output_keys
-        return made

@@ -373,8 +373,8 @@ def test_ctrl_c_at_any_instant(ranks):
         """
         for round in range(40):
             timer = threading.Timer(draw.rand() * 0.05, lambda: os.kill(os.getpid(), signal.SIGINT))
-            timer.start()
             try:
+                timer.start()
                 while True:
                     f(X)
             except KeyboardInterrupt:
@@ -396,9 +396,9 @@ def test_ctrl_c_while_a_worker_of_another_node_computes():
         from fault_ops import SLEEP_THREE
         synk.set_value(3, fault[1], SLEEP_THREE)
         timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
-        timer.start()
         began = time.monotonic()
         try:
+            timer.start()
             f(X)
         except KeyboardInterrupt:
             print(time.monotonic() - began < 2)
