@@ -485,14 +485,10 @@ class Keyed:
             if unknown:
                 raise ValueError(f"output_subset has the key {unknown[0]!r}; expected some of {keys}")
             keys, kwargs = list(subset), {**kwargs, "output_subset": [keys.index(key) for key in subset]}
-        return keyed(call(*args, **kwargs), keys)
-
-
-def keyed(results: Any, keys: Sequence[str]) -> Any:
-    """Return results, or their `Future` in a sequence, as a dict."""
-    if isinstance(results, Future):
-        return results.through(lambda values: dict(zip(keys, values)))
-    return dict(zip(keys, results))
+        results = call(*args, **kwargs)
+        if isinstance(results, Future):
+            return results.through(lambda values: dict(zip(keys, values)))
+        return dict(zip(keys, results))
 
 
 class KeyedFunction(Keyed, Function):

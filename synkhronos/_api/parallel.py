@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from synkhronos import _backends, _graph
 from synkhronos._api.build import function
 from synkhronos._api.checks import arrange
-from synkhronos._api.functions import Function, keyed
+from synkhronos._api.functions import Function
 from synkhronos._session import current, held
 from synkhronos._sharding import minibatches
 from synkhronos.errors import SessionError
@@ -97,16 +97,18 @@ class _Builder:
             if not _graph.updated_variables(made):  # a function that draws random numbers updates their states
                 return made
         divided = [inputs[position] for position in order]
-        own = ("inputs", "output_keys", "accept_inplace")
+        own = ("inputs", "outputs", "output_keys", "accept_inplace")
+        keys, outputs = asked.get("output_keys"), asked.get("outputs")
         made = function(
             divided[:n_scattered],
+            outputs if keys is None else dict(zip(keys, outputs or ())),
             bcast_inputs=divided[n_scattered:],
             exact=True,
             shard=shard,
             random=self._random,
             **{name: value for name, value in asked.items() if name not in own},
         )
-        return ParallelFunction(made, inputs, order, asked.get("output_keys"))
+        return ParallelFunction(made, inputs, order, keys)
 
     def _has_rows(self, item: Any) -> bool:
         variable = getattr(item, "variable", item)
@@ -179,11 +181,7 @@ class ParallelFunction:
             The outputs, as in Theano. In a `sequence`, a `Future` of the outputs.
         """
         values = arrange(self._inputs, args, kwargs, ("output_subset",))
-        keys = self.output_keys
-        if keys is not None and output_subset is not None:
-            keys, output_subset = output_subset, [keys.index(key) for key in output_subset]
-        results = self.exact(*[values[position] for position in self._order], output_subset=output_subset)
-        return results if keys is None else keyed(results, keys)
+        return self.exact(*[values[position] for position in self._order], output_subset=output_subset)
 
     name: Any = property(lambda self: self.exact.name)
     maker: Any = property(lambda self: self.exact.maker)

@@ -487,10 +487,7 @@ class HierarchicalTransport(SharedMemoryTransport):
 
     def _lend(self, turn: int, what: str, size: int, dtype: np.dtype) -> np.ndarray:
         """Return scratch memory for the piece of a turn; later turns reuse it when that piece is complete."""
-        return self._reused((what, turn % (_UNDER_WAY + 2)), size, dtype)
-
-    def _reused(self, key: tuple[str, int], size: int, dtype: np.dtype) -> np.ndarray:
-        n_bytes = size * np.dtype(dtype).itemsize
+        key, n_bytes = (what, turn % (_UNDER_WAY + 2)), size * np.dtype(dtype).itemsize
         memory = self._lent.get(key)
         if memory is None or len(memory) < n_bytes:
             memory = self._lent[key] = np.empty(n_bytes, np.uint8)

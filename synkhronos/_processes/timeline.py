@@ -220,13 +220,12 @@ class Timeline:
             Start and end of each interval in which this rank computed, and did not wait for the exchange.
         """
         if self.on:
+            whole = _union(pieces)
             hidden = sum(
-                max(0, min(end, until) - max(start, since))
-                for start, end in _union(pieces)
-                for since, until in computing
+                max(0, min(end, until) - max(start, since)) for start, end in whole for since, until in computing
             )
             self._hidden += hidden
-            self._exposed += sum(end - start for start, end in _union(pieces)) - hidden
+            self._exposed += sum(end - start for start, end in whole) - hidden
             self._exchanges.extend(pieces)
 
     def put_off(self, number: int, until: int) -> None:
