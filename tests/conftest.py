@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import warnings
+import zlib
 from pathlib import Path
 
 import multinode_sessions
@@ -22,7 +23,7 @@ from backend_flags import UNOPTIMIZED, WORKER
 from deadline import wait_for
 from hypothesis import HealthCheck, settings
 from process_state import ProcessState
-from scripts import fork_server
+from scripts import ROOT, fork_server
 
 import synkhronos as synk
 
@@ -185,6 +186,37 @@ def pytest_pycollect_makemodule(module_path, parent):
     module = SkippedModule.from_parent(parent, path=module_path)
     module.reason = reason[1]
     return module
+
+
+#: Start of the names of tests that `.ci/run` runs on one backend only.
+ON_ONE_BACKEND = tuple(
+    line.partition("=")[2]
+    for name in ("theano-only", "pytensor-only")
+    for line in (ROOT / ".ci" / f"{name}.txt").read_text().splitlines()
+)
+
+
+def pytest_addoption(parser):
+    """Add the option by which `.ci/run` divides the variants of tests between the backends."""
+    parser.addoption("--alternate", action="store_true", help="run each variant of a test on one of the two backends")
+
+
+def is_of_this_backend(item):
+    """Return whether a test has no variants, or this is one of those that alternate to this backend."""
+    is_variant = hasattr(item, "callspec") and not item.nodeid.startswith(ON_ONE_BACKEND)
+    if not is_variant or item.get_closest_marker("theano_only"):
+        return True
+    turn = zlib.crc32(item.nodeid.encode())
+    if item.callspec.params.get("ranks") in RANKS:  # all tests of a module in the same sessions
+        turn = zlib.crc32(item.nodeid.split("::")[0].encode()) + RANKS.index(item.callspec.params["ranks"])
+    return turn % 2 == on_theano
+
+
+def pytest_collection_modifyitems(config, items):
+    """With --alternate, leave out the variants that run on the other backend."""
+    if config.getoption("--alternate"):
+        config.hook.pytest_deselected(items=[item for item in items if not is_of_this_backend(item)])
+        items[:] = [item for item in items if is_of_this_backend(item)]
 
 
 def pytest_collection_finish(session):

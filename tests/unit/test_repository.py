@@ -232,6 +232,17 @@ def test_tests_that_ci_leaves_out_exist(name):
         assert re.search(rf"^(def|class) {test or ''}", (ROOT / path).read_text(), re.M), (path, test)
 
 
+def test_ci_runs_each_variant_of_a_test_on_one_backend(request, monkeypatch):
+    conftest = request.config.pluginmanager.getplugin(str(ROOT / "tests" / "conftest.py"))
+    items = [item for item in request.session.items if not item.get_closest_marker("theano_only")]
+    here = list(map(conftest.is_of_this_backend, items))
+    monkeypatch.setattr(conftest, "on_theano", not conftest.on_theano)
+    there = list(map(conftest.is_of_this_backend, items))
+    for item, is_here, is_there in zip(items, here, there):
+        is_variant = hasattr(item, "callspec") and not item.nodeid.startswith(conftest.ON_ONE_BACKEND)
+        assert (is_here, is_there) in ([(True, False), (False, True)] if is_variant else [(True, True)]), item
+
+
 def test_ci_runs_each_test_file_on_a_backend():
     everywhere = {path for path, *_ in left_out("theano-only")} & {path for path, *_ in left_out("pytensor-only")}
     assert not everywhere
