@@ -49,8 +49,8 @@ def fork_on_nodes(nodes, way):
         parts._SMALL_BYTES, parts._SHARED_BYTES, parts._LEAST_BYTES = 0, 16, 64
     ways, divide = [], hierarchical.divide
 
-    def record(collective):
-        with_votes, pieces = divide(collective)
+    def record(collective, are_small):
+        with_votes, pieces = divide(collective, are_small)
         ways.extend(["votes"] * any(part.array.size for part in with_votes) + ["pieces"] * (len(pieces) > 1))
         return with_votes, pieces
 
