@@ -7,4 +7,4 @@ except subclasses of CheckAndRaise and OpFromGraph that do not override how thes
 """
 
 from synkhronos._sharding.propagate import REPLICATED_RULES, RULES
-from synkhronos._sharding.rules import axiswise, control_flow, elementwise, indexing, shapes  # each registers its rules
+from synkhronos._sharding.rules import axiswise, basic, control_flow, indexing  # each registers its rules
