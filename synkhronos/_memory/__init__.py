@@ -12,5 +12,15 @@ from synkhronos._memory.heap import (
     make_heap,
     place_of,
 )
-from synkhronos._memory.mapped_files import FilePart, find_part, open_part, segment_of_file
-from synkhronos._memory.segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec
+from synkhronos._memory.segments import (
+    ArrayRef,
+    FilePart,
+    Segment,
+    SegmentRef,
+    SegmentTable,
+    aligned,
+    dtype_spec,
+    find_part,
+    open_part,
+    segment_of_file,
+)
