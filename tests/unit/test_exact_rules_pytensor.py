@@ -7,8 +7,8 @@ from simulated_ranks import COLLECTIVES, check, rows
 
 from synkhronos._backends import TITLE
 from synkhronos._sharding.propagate import Propagation
-from synkhronos._sharding.random_streams import OwnDraws
 from synkhronos._sharding.rules import REPLICATED_RULES, RULES
+from synkhronos._sharding.sharded_graph import OwnDraws
 
 pytestmark = pytest.mark.skipif(on_theano, reason=f"{TITLE} has none of these operations")
 
