@@ -1,6 +1,5 @@
 """Fork, synchronize, monitor and stop the processes of a session. This folder knows neither graphs nor commands."""
 
-from synkhronos._processes.monitor import SessionStatus
 from synkhronos._processes.process_group import (
     Arrays,
     Completion,
@@ -12,7 +11,7 @@ from synkhronos._processes.process_group import (
     kind_of,
 )
 from synkhronos._processes.rank_process import end_with, log, start_detached
-from synkhronos._processes.sync import Barrier, Deadline
+from synkhronos._processes.sync import Barrier, Deadline, SessionStatus
 from synkhronos._processes.timeline import (
     CATEGORIES,
     COLLECTIVES,

@@ -30,9 +30,8 @@ import numpy as np
 
 from synkhronos._memory import FdChannel, Mailbox, Segment
 from synkhronos._native import native
-from synkhronos._processes.monitor import StatusBoard
 from synkhronos._processes.rank_process import RankProcess, describe_exit, log
-from synkhronos._processes.sync import ANSWERED, SENT, Barrier, Deadline, RankSync
+from synkhronos._processes.sync import ANSWERED, SENT, Barrier, Deadline, RankSync, StatusBoard
 from synkhronos._processes.timeline import CONTROL, OUTSIDE, Timeline
 from synkhronos._utils.display import counted
 from synkhronos._utils.interrupts import deferred_interrupts
