@@ -2,6 +2,5 @@
 
 from synkhronos._multinode.heartbeat import WARNING_SECONDS
 from synkhronos._multinode.launch import StartLimit, own_part
-from synkhronos._multinode.node_group import MultiNodeGroup
+from synkhronos._multinode.node_group import MultiNodeGroup, Nodes, find_nodes
 from synkhronos._multinode.node_messages import Options
-from synkhronos._multinode.nodes import Nodes, find_nodes
