@@ -12,5 +12,12 @@ from synkhronos._collectives.nccl import (
 )
 from synkhronos._collectives.pipeline import EarlyReduction
 from synkhronos._collectives.reductions import OPS, Accumulator, check_op, combine, lists_ops, result_dtype
-from synkhronos._collectives.shared_memory import NOTES, ShapesDiffer, SharedMemoryTransport, Workspace
-from synkhronos._collectives.transport import HostTransport, Part, Transport
+from synkhronos._collectives.transport import (
+    NOTES,
+    HostTransport,
+    Part,
+    ShapesDiffer,
+    SharedMemoryTransport,
+    Transport,
+    Workspace,
+)

@@ -34,13 +34,11 @@ from synkhronos._collectives.buckets import (
     way_of,
 )
 from synkhronos._collectives.pipeline import Division, EarlyReduction, Pieces, Plan
-from synkhronos._collectives.shared_memory import SharedMemoryTransport
-from synkhronos._collectives.transport import HostTransport, Part
+from synkhronos._collectives.transport import HostTransport, Part, SharedMemoryTransport, Workspace
 from synkhronos._processes import STRAGGLING, check_exchange, check_nodes
 from synkhronos.errors import CollectiveAborted
 
 if TYPE_CHECKING:
-    from synkhronos._collectives.shared_memory import Workspace
     from synkhronos._native import native
     from synkhronos._processes import Completion, ProcessGroup
 

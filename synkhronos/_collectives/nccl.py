@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 from synkhronos._collectives.reductions import OPS, check_equal_shapes, result_dtype
-from synkhronos._collectives.shared_memory import ShapesDiffer, Workspace
+from synkhronos._collectives.transport import ShapesDiffer, Workspace
 from synkhronos._native import native
 from synkhronos._utils.interrupts import Background
 

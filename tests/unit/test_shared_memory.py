@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rank_processes import Ranks
 
-from synkhronos._collectives.shared_memory import ShapesDiffer
+from synkhronos._collectives.transport import ShapesDiffer
 from synkhronos._native import native
 
 UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
