@@ -13,6 +13,8 @@ EXTENSIONS = ("checkpoint", "schedules", "train", "updates")
 CHECKS = {"GL08", "PR01", "PR02", "PR03", "PR04", "PR07", "RT01", "RT03", "SS01", "SS03", "SS06", "YD01"}
 #: The parameters of `session` are documented at `fork`, which has the same ones.
 UNCHECKED = {"synkhronos.session": {"PR01", "PR02"}}
+#: Parameters and results of methods of training rules are documented at the class that first defines the method.
+UNCHECKED_OVERRIDES = {"PR01", "RT01"}
 
 
 def members(name, obj):
@@ -27,18 +29,27 @@ def members(name, obj):
 
 def public_names():
     """Yield the full name of each public function, class and method."""
-    for module in (synkhronos, *(importlib.import_module(f"synkhronos.extensions.{name}") for name in EXTENSIONS)):
+    extensions = [importlib.import_module(f"synkhronos.extensions.{name}") for name in EXTENSIONS]
+    for module in (synkhronos, synkhronos.rules, *extensions):
         for name in module.__all__:
             obj = getattr(module, name)
             if callable(obj):
                 yield from members(f"{module.__name__}.{name}", obj)
 
 
+def overrides(name):
+    """Return whether a name is that of a method of a training rule that a base class defines, too."""
+    parts = name.split(".")
+    if parts[:2] != ["synkhronos", "rules"] or len(parts) != 4:
+        return False
+    return sum(parts[3] in vars(one) for one in getattr(synkhronos.rules, parts[2]).__mro__) > 1
+
+
 def faults(name):
     """Yield the faults of a docstring; classes need no section of parameters, because users do not construct them."""
     found = validate(name)
     checks = CHECKS - {"PR01"} if found["type"] == "type" else CHECKS
-    checks = checks - UNCHECKED.get(name, set())
+    checks = checks - UNCHECKED.get(name, set()) - (UNCHECKED_OVERRIDES if overrides(name) else set())
     yield from (f"{name}: {code} {text}" for code, text in found["errors"] if code in checks)
 
 

@@ -29,7 +29,7 @@ __version__ = "0.2.0"
 _HOMES, _GROUPS = _listed(__name__, __file__ + "i")
 
 #: Modules that a program may use without the others, which take longer to import. A module in itself is such a name.
-_APART = ("synkhronos._backends", "synkhronos.errors", "synkhronos.extensions")
+_APART = ("synkhronos._backends", "synkhronos.errors", "synkhronos.extensions", "synkhronos.rules")
 
 __all__ = sorted(_HOMES)
 __doc__ = __doc__ and __doc__.replace("The public names are", f"{_GROUPS}\n\nThe public names are", 1)

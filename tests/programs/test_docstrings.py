@@ -53,7 +53,7 @@ def test_examples_print_what_they_show(name, tmp_path, monkeypatch):
 def public():
     """Return public functions and classes by name, without `Function`, which other examples show."""
     found = {name: getattr(synk, name) for name in synk.__all__ if name not in ("Function", "engine")}
-    for module in EXTENSIONS.values():
+    for module in (synk.rules, *EXTENSIONS.values()):
         found.update({f"{module.__name__}.{name}": getattr(module, name) for name in module.__all__})
     return {name: value for name, value in found.items() if not inspect.ismodule(value)}
 
