@@ -32,6 +32,10 @@ from ._graph.ops.expressions import averaged as averaged, gathered as gathered, 
 from ._sharding.placements import Partial as Partial, Replicate as Replicate, Shard as Shard
 from ._sharding.propagate import register_sharding as register_sharding
 
+"Training loops"
+from ._api.loops import Run as Run, loop as loop
+from . import rules as rules
+
 "Instruments"
 from ._session.profiles import Profile as Profile
 from ._session.instruments import memory as memory, profile as profile, trace as trace

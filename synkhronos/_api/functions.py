@@ -430,6 +430,39 @@ class Function:
             session.replica_check.note_data(self._graph.sliceable_shareds)
         return True
 
+    def local(self, session: Session) -> tuple[int, Sequence[Any], Sequence[Any]]:
+        """Distribute the function as a rank computes it alone, for `loop`.
+
+        Parameters
+        ----------
+        session : Session
+            The current session.
+
+        Returns
+        -------
+        key : int
+            The key of the function in the session.
+        scattered, others : list of variables
+            The scattered inputs, and the broadcast inputs.
+
+        Raises
+        ------
+        TypeError
+            If ranks cannot compute it alone: it has collectives, outputs that are not scalars, or sliceable shared
+            variables, or is scattered along another axis than 0.
+        """
+        graph = self._graph
+        outputs = [var for var in graph.outputs if getattr(var, "ndim", 0)]
+        if self._collectives.any or outputs or graph.sliceable_shareds or graph.packed or any(graph.axes):
+            raise TypeError(
+                f"{self!r} cannot be used in a loop with a training rule; expected a function without collectives and "
+                "sliceable shared variables, with dense inputs scattered along axis 0, and with scalar outputs"
+            )
+        self.join(session)
+        variables = graph.input_variables
+        key = self._distributed(session, self._plain, graph)
+        return key, variables[: graph.n_scattered], variables[graph.n_scattered :]
+
     def _key(self, session: Session, variant: Variant, graph: _graph.Graph) -> int:
         """Return the key of a variant in the session; compile and register it if it is new."""
         if (graph, variant) not in self._keys:
@@ -450,7 +483,7 @@ class Function:
         )
 
     def __dir__(self) -> list[str]:
-        return public_names(self, "join")
+        return public_names(self, "join", "local")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(

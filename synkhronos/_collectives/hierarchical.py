@@ -81,7 +81,7 @@ class HierarchicalTransport(SharedMemoryTransport):
     def __init__(self, *args: Any, group: ProcessGroup) -> None:
         super().__init__(*args)
         world, leader = group.world, group.master_rank
-        self._n_local, self._n_ranks = self._n_ranks, world.n_ranks
+        self._n_ranks = world.n_ranks
         self._world, self._leader = world, leader
         self._leads = group.rank == leader
         self._group, self._comm, self._deadline = group, world.leaders, group.deadline

@@ -97,6 +97,9 @@ class HostTransport(Transport, Protocol):
     ) -> bool:
         """Reduce arrays over the ranks, in place."""
 
+    def all_reduce_on_node(self, arrays: Sequence[np.ndarray], op: str, /) -> None:
+        """Reduce arrays over the ranks of this node, in place."""
+
     def reduce(
         self, arrays: Sequence[np.ndarray], op: str, outs: Sequence[np.ndarray] | None, dtypes: Sequence[np.dtype], /
     ) -> bool:
@@ -176,7 +179,7 @@ class SharedMemoryTransport:
     def __init__(
         self, workspace: Workspace, words: native.Sync, heap: native.Heap, barrier: Barrier, timeline: Timeline
     ) -> None:
-        self._n_ranks = words.n_ranks
+        self._n_local = self._n_ranks = words.n_ranks
         self._core = native.Collectives(workspace.memory, words, heap)
         self._barrier = barrier
         self._timeline = timeline
@@ -218,6 +221,19 @@ class SharedMemoryTransport:
             On every rank, before any array changes, if shapes or layouts differ between ranks.
         """
         return self._reduce(arrays, arrays, op, weights, [array.dtype for array in arrays], layout)
+
+    def all_reduce_on_node(self, arrays: Sequence[np.ndarray], op: str) -> None:
+        """Reduce arrays over the ranks of this node, in place; parameters as for `all_reduce`, with equal weights.
+
+        Raises
+        ------
+        ShapesDiffer
+            On every rank, before any array changes, if shapes differ between ranks.
+        """
+        reductions = [reduction_of(op, array.dtype, array.dtype, (1,) * self._n_local) for array in arrays]
+        parts: list[Part] = list(zip(arrays, arrays, reductions))
+        if self._run_here(parts, hash(tuple([array.shape for array in arrays]))) is None:
+            raise ShapesDiffer("the shapes differ between ranks")
 
     def reduce(
         self, arrays: Sequence[np.ndarray], op: str, outs: Sequence[np.ndarray] | None, dtypes: Sequence[np.dtype]

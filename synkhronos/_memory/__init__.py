@@ -12,6 +12,7 @@ from synkhronos._memory.heap import (
     make_heap,
     place_of,
 )
+from synkhronos._memory.locks import LOCK_BYTES, SharedLocks
 from synkhronos._memory.segments import (
     ArrayRef,
     FilePart,

@@ -11,7 +11,7 @@ from synkhronos._processes.process_group import (
     kind_of,
 )
 from synkhronos._processes.rank_process import end_with, log, start_detached
-from synkhronos._processes.sync import Barrier, Deadline, SessionStatus
+from synkhronos._processes.sync import POLL, Barrier, Deadline, SessionStatus
 from synkhronos._processes.timeline import (
     CATEGORIES,
     COLLECTIVES,

@@ -234,6 +234,8 @@ class ProcessGroup:
     number : int
         Number of the last message that this process has sent or received. In a new worker, it is the number of the last
         message before its fork.
+    progress : int64 array of shape (n_ranks,)
+        Number of steps that each rank has made in loops. While it grows, the deadline begins again.
     channel : FdChannel
         Channel that passes memory to and from the controller; only in a worker.
     ahead, is_lost, n_shipped
@@ -254,9 +256,11 @@ class ProcessGroup:
         self._board = StatusBoard(self.n_ranks, master_rank, self.world.first, self.world.n_ranks)
         spin = _SPIN_SECONDS if self.n_ranks <= count_cores() else 0.0
         self.sync = RankSync(self._board.words, self.n_ranks, master_rank, spin)
-        finished = Segment.create(16 * self.n_ranks)
-        finished.close_fd()
-        self.timeline = Timeline(finished.array((2, self.n_ranks), np.int64), master_rank)
+        shared = Segment.create(24 * self.n_ranks)
+        shared.close_fd()
+        self.timeline = Timeline(shared.array((2, self.n_ranks), np.int64), master_rank)
+        self.progress = shared.array((self.n_ranks,), np.int64, 16 * self.n_ranks)
+        self._last_progress = 0
         self.barrier = Barrier(self.sync, self.timeline, self.check)
         self.number = 0
         self._collected = 0  # number of the last message whose answers were collected
@@ -336,7 +340,7 @@ class ProcessGroup:
         timeline = self.timeline
         if timeline.on:
             timeline.rest(self.number)
-        self.sync.wait(ANSWERED, self.number, self.check_workers)
+        self.sync.wait(ANSWERED, self.number, self._check_answers)
         if timeline.on:
             timeline.resume(self.number, CONTROL)
         answers: list[bytes | None] = [None] * self.n_ranks
@@ -354,6 +358,15 @@ class ProcessGroup:
         """Return the workers that have not answered the last message."""
         answered = self.sync.answered
         return [rank for rank in self.workers if answered[rank] != self.number]
+
+    def _check_answers(self) -> None:
+        """Check as `check_workers`; on another node than the controller's, pass an abort on to the workers."""
+        self.check_workers()
+        if self.world.node:
+            try:
+                self.world.leaders.check_aborted()
+            except CollectiveAborted:
+                self.sync.abort()
 
     def check_workers(self) -> None:
         """Raise if the controller must no longer wait for its workers.
@@ -377,6 +390,11 @@ class ProcessGroup:
             text = f"the worker of rank {rank} ({self.devices[rank]}, pid {process.pid}) {end}"
             raise WorkerDied(text, rank=rank, pid=process.pid, exitcode=process.exitcode)
         if self.deadline.is_over():
+            progress = int(self.progress.sum())
+            if progress != self._last_progress:
+                self._last_progress = progress
+                self.deadline.begin()
+                return
             silent = self.unanswered()
             steps = self.sync.arrived
             rank = min(silent, key=lambda rank: steps[rank], default=self.master_rank)

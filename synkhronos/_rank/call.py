@@ -165,7 +165,7 @@ class Caller:
             workspace.notes,
             heap,
             self._variables,
-            runner=self._runner,
+            runner=self.runner,
             leader=group.master_rank,
             is_controller=self._is_controller,
             is_spread=len(world.sizes) > 1,
@@ -196,7 +196,7 @@ class Caller:
         """Forget all reductions over nodes, so that each is made once more before it begins early."""
         self._context.forget_calls()
 
-    def _runner(self, function: int, subset: tuple[int, ...] | None) -> Callable[[list[Any]], list[Any]]:
+    def runner(self, function: int, subset: tuple[int, ...] | None) -> Callable[[list[Any]], list[Any]]:
         """Return a callable that computes some outputs of a function."""
         key = function, subset
         if key not in self._runners:
@@ -276,7 +276,7 @@ class Caller:
         def follow(*entering: Any) -> list[Any]:
             assert command.follow is not None
             self._context.own = self._context.weights[self._rank]
-            after = self._runner(command.follow.function, command.follow.output_subset)
+            after = self.runner(command.follow.function, command.follow.output_subset)
             numbers = _numbers(command, share) if command.exact else ()
             return after([*entering, *(self._segments.view(source.array) for source in replicated), *numbers])
 
@@ -288,7 +288,7 @@ class Caller:
 
     def _run_on(self, command: Call) -> Callable[[Rows, Selection | None], list[Any]]:
         """Return a callable that runs the function on rows of scattered inputs and of sliceable shared variables."""
-        runner = self._runner(command.function, command.output_subset)
+        runner = self.runner(command.function, command.output_subset)
         n_scattered, starts = command.n_scattered, command.starts
         scattered = [(source, (command.function, i)) for i, source in enumerate(command.inputs[:n_scattered])]
         replicated = [source.array for source in command.inputs[n_scattered:]]

@@ -295,6 +295,57 @@ class Record:
     room: int = 0
 
 
+@_command(KEEPS_SHAPES)
+@dataclass(frozen=True)
+class Loop:
+    """Make steps of a function on each rank's own batches, with the exchanges of a training rule between them.
+
+    Ranks keep the state of a loop until its `EndLoop`.
+    """
+
+    key: int  # of the loop
+    function: int
+    data: tuple[ArrayRef, ...]  # the inputs of which a step takes rows
+    order: ArrayRef  # int64 row numbers of all batches, of shape (number of batches, batch size)
+    scheduled: tuple[ArrayRef, ...]  # the other inputs: one value for each step, along axis 0
+    shared: tuple[tuple[int, ArrayRef], ...]  # the same for shared variables that are set before each step
+    first: int  # number of the first batch in `order`
+    n_batches: int  # of all ranks
+    exchange: Exchange
+    batches: bytes | None  # pickled callable that makes the inputs of each step, instead of `data`
+    epoch: int
+    mean_loss: float | None  # of the epoch before; ``None`` at the start, and within an epoch
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Training rule of a loop, and what it acts on."""
+
+    rule: bytes  # pickled
+    variables: tuple[int, ...]  # the parameters
+    others: tuple[int, ...]  # further variables of floating-point numbers that the function updates
+    of_others: str  # what exchanges do to them: "local", "average" or "reset"
+    memory: ArrayRef | None  # shared by the ranks of a node; see `_rank.loop.layout`
+    seed: int
+
+
+@_command(KEEPS_SHAPES)
+@dataclass(frozen=True)
+class EndLoop:
+    """Complete the exchanges of a loop, and set the parameters to the result on every rank; return its records.
+
+    With `keep`, the parameters stay as they are, the controller returns the result, and the loop can go on. Exchanges
+    that were begun are dropped with `drop`, because an interrupt may have kept some ranks from beginning them. With
+    `again`, the controller did not get the records of the last `Loop`. With `discard`, the ranks only forget the loop.
+    """
+
+    key: int
+    keep: bool = False
+    drop: bool = False
+    again: bool = False
+    discard: bool = False
+
+
 @dataclass(frozen=True)
 class InOrder:
     """Execute commands one after the other, and return all results; all ranks complete one before the next."""
@@ -320,6 +371,8 @@ Command = Union[
     Digest,
     Shapes,
     Record,
+    Loop,
+    EndLoop,
     InOrder,
 ]
 

@@ -34,15 +34,18 @@ from synkhronos._rank.commands import (
     Call,
     Command,
     Connect,
+    EndLoop,
     Flush,
     Get,
     InOrder,
     Load,
+    Loop,
     Record,
     Shapes,
     join_reductions,
 )
 from synkhronos._rank.environment import ThreadLimits, seed_rank
+from synkhronos._rank.loop import Loops
 from synkhronos._rank.messages import Decoder, Encoder, Envelope, Failure
 from synkhronos._rank.results import ResultPublisher, RowViews
 from synkhronos._rank.steps import Steps
@@ -101,6 +104,14 @@ class Replica:
             workspace=workspace,
             heap=heap,
         )
+        self._loops = Loops(
+            group,
+            variables,
+            segments,
+            self._row_views,
+            transport=self._exchange.transport,
+            runner=self._caller.runner,
+        )
         self._n_failures = 0
         self._publisher = ResultPublisher(workspace, heap, group.rank, by_message=world.node > 0)
         self.read = self._publisher.read
@@ -111,6 +122,8 @@ class Replica:
             Connect: self._connect,
             Load: self._load,
             Call: self._caller.call,
+            Loop: self._loops.run,
+            EndLoop: self._loops.end,
             InOrder: self._in_order,
             **self._exchange.handlers,
         }
@@ -119,7 +132,7 @@ class Replica:
         """Describe a command in a word or two: its kind, and the name of the function that it calls."""
         if isinstance(command, InOrder):
             return f"Sequence ({', '.join(map(self.describe, command.parts))})"
-        function = self.functions[command.function].name if isinstance(command, Call) else None
+        function = self.functions[command.function].name if isinstance(command, (Call, Loop)) else None
         return f"{type(command).__name__} {function or ''}".rstrip()
 
     def changes_variables(self, command: Command) -> bool:

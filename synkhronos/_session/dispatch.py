@@ -18,8 +18,10 @@ from synkhronos._rank import (
     Command,
     Decoder,
     Encoder,
+    EndLoop,
     Failure,
     InOrder,
+    Loop,
     Replica,
     TornUpdate,
     summarize,
@@ -31,6 +33,7 @@ from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
 _INTERRUPT_SECONDS = 0.7  # time for the ranks to reply after the controller was interrupted
+_STEP_SECONDS = 60.0  # the same in a loop, which ends between two steps
 _MAX_RESTARTS = 3  # in a row, without a successful one
 _FRAMES = 150  # upper limit of the stack frames that `Dispatcher.issue` needs, including errors and logging
 
@@ -294,12 +297,15 @@ class Dispatcher:
     def _settled(self, command: Command | None) -> bool:
         """Wait shortly for the ranks to abort or finish their command; return whether the session is usable again."""
         with deferred_interrupts():
-            if not self._group.settle(_INTERRUPT_SECONDS) or self._group.dead():
+            seconds = _STEP_SECONDS if isinstance(command, (Loop, EndLoop)) else _INTERRUPT_SECONDS
+            if not self._group.settle(seconds) or self._group.dead():
                 return False
             self._group.sync.reset()
             outcome = self.finish_step(command)
             self._replica.forget(*self._ledger.sent)  # the interrupt may have come before `issue` did this
             self._received(self._group.collect())
+            if isinstance(command, (Loop, EndLoop)):  # what follows makes the replicas equal
+                return True
             text = f", and {outcome.text}" if outcome.text else ""
             if outcome.updated is None and not text:
                 text = ", but replicas may differ now"

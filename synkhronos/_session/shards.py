@@ -74,6 +74,10 @@ class ShapeCache:
         if isinstance(command, _rank.Call):
             slot, updated = command.function, self._updated.get(command.function, command)
             return self._updated.put(slot, command, self._updated_by(command)) if updated is None else updated
+        if isinstance(command, _rank.Loop):
+            variables = _graph.updated_variables(self._replica.functions[command.function])
+            own = command.exchange.variables + command.exchange.others + tuple([key for key, _ in command.shared])
+            return {*own, *map(self._replica.variables.key, variables)}
         if isinstance(command, _rank.InOrder):
             return [key for part in command.parts for key in self.changed_by(part)]
         if isinstance(command, (_rank.Put, _rank.AllReduce, _rank.Reduce, _rank.AllGather)):
@@ -242,6 +246,12 @@ class Shards:
                 for var in self._used(command, _graph.updated_variables):
                     self._change(var, self._all)
                 self._harmless.add(command.function)
+        elif isinstance(command, _rank.Loop):
+            function = self._replica.functions[command.function]
+            self._check(_graph.shared_variables_of(function), self._all, lost)
+            keys = [*command.exchange.variables, *(key for key, _ in command.shared)]
+            for var in [*_graph.updated_variables(function), *self._variables(keys)]:
+                self._change(var, self._all)
         elif isinstance(command, _rank.Put):
             ranks = self._all if command.ranks is None else frozenset(command.ranks)
             for key, var in zip(command.variables, self._variables(command.variables)):

@@ -72,6 +72,12 @@ def flatten(pair: Any, structure: Any) -> list[Any]:
     return inputs
 
 
+def nested(inputs: Sequence[Any], structure: Any) -> list[Any]:
+    """Return a flat list of inputs as `flatten` takes them: as a list where ``structure`` has one."""
+    rest = iter(inputs)
+    return [[next(rest) for _ in one] if isinstance(one, (list, tuple)) else next(rest) for one in structure]
+
+
 # -- weighted losses
 
 
@@ -117,7 +123,86 @@ def weighted(loss: Any, weight: Any, lowest: Any) -> Any:
 # -- steps
 
 
-class ExactTrainFunction:
+class Loops:
+    """Mixin of training steps: train in a loop that each rank runs by itself, or by a call for each step."""
+
+    _structure: Any
+
+    def loop(self, x_data: Any, y_data: Any = None, **options: Any) -> synk.Run:
+        """Train for a number of epochs or steps.
+
+        Parameters
+        ----------
+        x_data, y_data : Data or array_like, of shape ``(n, ...)``
+            The data of all ranks. Lists if the variables were lists. A callable as `x_data` makes the batches; see
+            `synkhronos.loop`.
+        **options
+            ``batch_size``, ``epochs`` or ``steps``, ``schedule``, ``on_epoch``, ``seed`` and ``others`` of
+            `synkhronos.loop`. The hyperparameters are values of ``schedule``, by name.
+
+        Returns
+        -------
+        Run
+            The records of the training.
+
+        Raises
+        ------
+        SessionError, TypeError, ValueError, WorkerError
+            As `synkhronos.loop`.
+
+        Examples
+        --------
+        >>> w, x, t = theano.shared(np.zeros(2), "w"), T.dmatrix("x"), T.dvector("t")
+        >>> loss = T.sqr(x.dot(w) - t).mean()
+        >>> with synk.session(2):
+        ...     step = train.make_train_function(loss, [w], x, t, "sgd", learning_rate=0.5, rule=synk.rules.DiLoCo(5))
+        ...     run = step.loop(np.eye(2), [1, 2], batch_size=1, steps=100)
+        >>> print(run.exchanges, w.get_value().round(1))
+        [20, 20] [1. 2.]
+        """
+        inputs = x_data if callable(x_data) else flatten((x_data, y_data), self._structure)
+        return self._loop(inputs, options)
+
+    def _loop(self, inputs: Any, options: dict[str, Any]) -> synk.Run:
+        def step(*inputs: Any, **keywords: Any) -> Any:
+            return self(*nested(inputs, self._structure), **keywords)  # type: ignore[operator]
+
+        return synk.loop(step, inputs, **options)
+
+
+class LocalTrainFunction(Loops):
+    """Training step that each rank makes by itself, with a training rule, as `make_train_function` returns it.
+
+    It has only `loop`, because ranks do not exchange anything in a single step.
+
+    Attributes
+    ----------
+    function : Function
+        Computes the loss and changes the parameters of a rank.
+    rule : Rule
+
+    Examples
+    --------
+    >>> w, x, t = theano.shared(np.zeros(2), "w"), T.dmatrix("x"), T.dvector("t")
+    >>> loss = T.sqr(x.dot(w) - t).mean()
+    >>> with synk.session(2):
+    ...     step = train.make_train_function(loss, [w], x, t, "sgd", learning_rate=0.5, rule=synk.rules.EASGD(every=2))
+    ...     print(type(step).__name__, step.rule.every)
+    LocalTrainFunction 2
+    """
+
+    def __init__(self, function: Any, params: Sequence[Any], rule: Any, structure: Any) -> None:
+        self.function, self.rule = function, rule
+        self._params, self._structure = list(params), structure
+
+    def __repr__(self) -> str:
+        return f"<synkhronos LocalTrainFunction: {self.function!r}, {self.rule!r}>"
+
+    def _loop(self, inputs: Any, options: dict[str, Any]) -> synk.Run:
+        return synk.loop(self.function, inputs, params=self._params, rule=self.rule, **options)
+
+
+class ExactTrainFunction(Loops):
     """Training step on all ranks as one exact function, as `make_train_function` returns it.
 
     Attributes
@@ -196,7 +281,7 @@ class ExactTrainFunction:
         return loss
 
 
-class TrainFunction:
+class TrainFunction(Loops):
     """Step of synchronous gradient descent on all ranks, as `make_train_function` returns it.
 
     Attributes

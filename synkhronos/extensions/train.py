@@ -7,17 +7,57 @@ the same as in the serial program, however the data are divided.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional, Union, overload
 
 import numpy as np
 
 import synkhronos as synk
 from synkhronos._backends import clone, compile_function, shared
 from synkhronos.extensions import steps
-from synkhronos.extensions.steps import ExactTrainFunction, TrainFunction, check_names, flatten, free, listed
+from synkhronos.extensions.steps import (
+    ExactTrainFunction,
+    LocalTrainFunction,
+    TrainFunction,
+    check_names,
+    flatten,
+    free,
+    listed,
+)
 from synkhronos.extensions.updates.flat import divide
 
-__all__ = ["ExactTrainFunction", "TrainFunction", "make_train_function", "make_train_function_theano"]
+__all__ = [
+    "ExactTrainFunction",
+    "LocalTrainFunction",
+    "TrainFunction",
+    "make_train_function",
+    "make_train_function_theano",
+]
+
+
+@overload
+def make_train_function(
+    loss: Any,
+    params: Sequence[Any],
+    x: Any,
+    y: Any,
+    update_rule: Union[str, Callable[..., Any]],
+    *args: Any,
+    rule: synk.rules.Rule,
+    **kwargs: Any,
+) -> LocalTrainFunction: ...
+
+
+@overload
+def make_train_function(
+    loss: Any,
+    params: Sequence[Any],
+    x: Any,
+    y: Any,
+    update_rule: Union[str, Callable[..., Any]],
+    *args: Any,
+    rule: None = None,
+    **kwargs: Any,
+) -> Union[TrainFunction, ExactTrainFunction]: ...
 
 
 def make_train_function(
@@ -31,8 +71,9 @@ def make_train_function(
     mode: Any = None,
     weights: Optional[Any] = None,
     exact: bool = False,
+    rule: Optional[synk.rules.Rule] = None,
     **kwargs: Any,
-) -> Union[TrainFunction, ExactTrainFunction]:
+) -> Union[TrainFunction, ExactTrainFunction, LocalTrainFunction]:
     """Make a training step on all ranks, equal to a step of one process on the full minibatch.
 
     The step is synchronous data-parallel gradient descent. Each rank computes the gradients of its shard. An all-reduce
@@ -66,13 +107,17 @@ def make_train_function(
         Make the step one exact function (docs/exact.md). It equals the serial step for any loss, such as one with batch
         normalization over the full minibatch, sums, or masks. It takes no `weights`, and draws the random numbers of
         the serial program.
+    rule : Rule, optional
+        A training rule of `synkhronos.rules`, by which ranks train without a collective in every step. It cannot be
+        combined with ``exact`` and ``weights``. ``None`` or ``BSP()``: all ranks make equal steps.
     **kwargs
-        Further keyword arguments of the rule.
+        Further keyword arguments of the update rule.
 
     Returns
     -------
-    TrainFunction, or ExactTrainFunction if ``exact``
-        ``f(x_data, y_data, batch=None, num_slices=1)`` makes a step and returns the loss.
+    TrainFunction; ExactTrainFunction if ``exact``; or LocalTrainFunction if there is a training rule
+        ``f(x_data, y_data, batch=None, num_slices=1)`` makes a step and returns the loss. ``f.loop(x_data, y_data,
+        batch_size=..., epochs=...)`` trains; a `LocalTrainFunction` has only this.
 
     Raises
     ------
@@ -80,7 +125,7 @@ def make_train_function(
         If there is no session.
     TypeError, ValueError
         If there is no such rule, it does not take these arguments or cannot be split into two parts, a symbolic
-        variable has no name, or `weights` are given with ``exact``.
+        variable has no name, `weights` are given with ``exact``, or either is given with a training rule.
 
     Examples
     --------
@@ -96,6 +141,15 @@ def make_train_function(
     """
     grad_updates, param_updates, grad_shared = divide(update_rule, loss, params, *args, **kwargs)
     inputs = flatten((x, y), (x, y))
+    if rule is not None and not isinstance(rule, synk.rules.BSP):
+        if exact or weights is not None:
+            raise ValueError(f"{rule!r} cannot be combined with exact=True or weights: leave these out, or the rule")
+        others = free([loss, *grad_updates.values(), *param_updates.values()], inputs, givens)
+        replaced = [*dict(givens or ()).items(), *grad_updates.items()]
+        function = synk.function(
+            inputs, loss, bcast_inputs=others, updates=param_updates, givens=replaced, mode=mode, name="train"
+        )
+        return LocalTrainFunction(function, params, rule, (x, y))
     if exact:
         if weights is not None:
             raise ValueError("exact=True: the step is the serial one by itself; leave out weights")

@@ -23,6 +23,8 @@ PUBLIC = {
     # collectives
     "broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce",
     "set_value", "get_value", "get_lengths", "get_shapes", "check_replicas",
+    # training loops
+    "loop", "Run",
     # collectives in a graph
     "averaged", "summed", "reduced", "gathered",
     # sharding rules
@@ -239,10 +241,10 @@ def test_files_of_tests_are_not_long():
 
 def test_public_names():
     assert list(synk.__all__) == sorted(synk.__all__)
-    assert set(synk.__all__) - {"errors", "extensions", "__version__"} == PUBLIC
+    assert set(synk.__all__) - {"errors", "extensions", "rules", "__version__"} == PUBLIC
     for name in synk.__all__:
         assert hasattr(synk, name)
-    others = ("Data", "Function", "Future", "Profile", "Replicate", "Shard", "Partial")
+    others = ("Data", "Function", "Future", "Profile", "Run", "Replicate", "Shard", "Partial")
     errors = {name for name in PUBLIC if inspect.isclass(getattr(synk, name)) and name not in others}
     for name in errors:
         assert issubclass(getattr(synk, name), synk.SynkhronosError)

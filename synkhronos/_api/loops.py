@@ -1,0 +1,528 @@
+"""Train on all ranks without a collective in every step: `loop`, and the `Run` that it returns."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+import cloudpickle
+import numpy as np
+
+from synkhronos import _graph
+from synkhronos._api.collectives import broadcast
+from synkhronos._api.data_arrays import Data, data
+from synkhronos._api.exact import ExactFunction
+from synkhronos._api.functions import Function
+from synkhronos._api.variables import start
+from synkhronos._rank import MOST_BARRIERS, MOST_STEPS, Board, EndLoop, Exchange, Loop, Records
+from synkhronos._session import Session, current
+from synkhronos._utils.interrupts import deferred_interrupts
+from synkhronos.errors import SessionError, SynkhronosError
+from synkhronos.rules import BSP, Rule
+
+_numbers = itertools.count()
+_LEAST_PIECE = 1 << 16  # bytes of the smallest pieces in which transports move arrays
+
+#: What exchanges do to variables that the function updates in addition to the parameters.
+_OF_OTHERS = ("local", "average", "reset")
+
+
+class Run:
+    """A training loop, as `loop` returns it and passes it to ``on_epoch``.
+
+    Attributes
+    ----------
+    epoch : int
+        Number of epochs that are complete.
+    outputs : list of float64 array of shape (number of steps, number of outputs)
+        The outputs of each rank's steps.
+    exchanges, bytes : list of int
+        The number of exchanges of each rank, and the bytes that it has sent in them.
+    waited : list of float
+        Seconds of each rank in exchanges, waits for other ranks included.
+    staleness : list of int
+        For each average, the number of steps since the parameters in it were sent.
+    order : list of tuple
+        ``(turn, rank, kind, step, other)`` of each exchange with a centre or by gossip, in the order of the turns:
+        ``"meet"``, ``"send"`` or ``"merge"``, the number of steps that the rank had made, and the other rank.
+    interrupted : bool
+        Whether Ctrl-C has ended the loop.
+
+    Examples
+    --------
+    >>> w, x = theano.shared(0.0, "w"), T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], w ** 2, updates=[(w, w + x.mean())])
+    ...     run = synk.loop(f, [[1.0, 1, 1, 1]], params=[w], batch_size=1, epochs=1, rule=synk.rules.LocalSGD(every=2))
+    >>> print(run.steps, run.exchanges, run.params[0])
+    [2, 2] [1, 1] 2.0
+    """
+
+    def __init__(self, n_ranks: int, look: Callable[[], list[np.ndarray]]) -> None:
+        self.epoch = 0
+        self.interrupted = False
+        self._outputs: list[list[np.ndarray]] = [[] for _ in range(n_ranks)]
+        self.exchanges, self.bytes = [0] * n_ranks, [0] * n_ranks
+        self.waited = [0.0] * n_ranks
+        self.staleness: list[int] = []
+        self.order: list[tuple[int, int, str, int, int]] = []
+        self._look = look  # returns the present mean or centre
+        self._values: list[np.ndarray] | None = None
+
+    def __repr__(self) -> str:
+        return f"<synkhronos.Run: {self.epoch} epochs, {self.steps} steps and {self.exchanges} exchanges on the ranks>"
+
+    @property
+    def outputs(self) -> list[np.ndarray]:
+        n_outputs = max([parts[0].shape[1] for parts in self._outputs if parts], default=0)
+        return [np.concatenate([np.zeros((0, n_outputs)), *parts]) for parts in self._outputs]
+
+    @property
+    def steps(self) -> list[int]:
+        """The number of steps of each rank."""
+        return [sum(map(len, parts)) for parts in self._outputs]
+
+    @property
+    def losses(self) -> np.ndarray:
+        """The first output of each step: its mean over the ranks, for as many steps as all ranks have made."""
+        outputs, n_steps = self.outputs, min(self.steps)
+        if not n_steps or not outputs[0].shape[1]:
+            return np.zeros(0)
+        return np.mean([one[:n_steps, 0] for one in outputs], axis=0)
+
+    @property
+    def params(self) -> list[np.ndarray]:
+        """The parameters: their mean over the ranks, or the centre. No rank changes by this in ``on_epoch``."""
+        return self._look() if self._values is None else self._values
+
+    def _add(self, records: Sequence[Records]) -> None:
+        """Add records of all ranks."""
+        for rank, one in enumerate(records):
+            if one.outputs:
+                self._outputs[rank].append(np.array(one.outputs, np.float64))
+            self.exchanges[rank] += one.n_exchanges
+            self.bytes[rank] += one.n_bytes
+            self.waited[rank] += one.waited
+            self.order += [(turn, rank, kind, step, other) for turn, kind, step, other in one.order]
+        self.order.sort()
+        self.staleness += records[0].ages
+
+    def _mean_loss(self, first: int) -> float:
+        """Return the mean of the first output over the steps of all ranks from step ``first`` on."""
+        last = [one[first:, 0] for one in self.outputs if one.shape[1]]
+        return float(np.concatenate(last).mean()) if last else math.nan
+
+
+def loop(
+    f: Any,
+    inputs: Any,
+    *,
+    batch_size: int,
+    params: Sequence[Any] = (),
+    epochs: int | None = None,
+    steps: int | None = None,
+    rule: Rule | None = None,
+    schedule: Mapping[Any, Any] | None = None,
+    on_epoch: Callable[[Run], Any] | None = None,
+    seed: int = 0,
+    others: str = "local",
+) -> Run:
+    """Train on all ranks: each rank makes steps of a function on batches of its own.
+
+    All ranks start from the controller's values. The steps change each rank's own variables. A training rule of
+    `synkhronos.rules` combines the parameters of the ranks from time to time. In each epoch, the rows are shuffled, and
+    each row is used once, except that rows from the start of the epoch fill the last batches.
+
+    Parameters
+    ----------
+    f : Function, or other callable
+        A function with updates, such as those of a step of gradient descent. Its outputs are scalars. It is called on
+        each rank's own batch. With ``rule=None``, it may be any callable that takes the inputs and ``batch``, such as
+        an exact function.
+    inputs : list of array_like, Data or h5py dataset, or callable
+        The scattered inputs of the function, of shape ``(n, ...)`` with the same ``n``. Data that is not in shared
+        memory is copied there. A callable ``batches(rank, n_ranks, epoch, rng)`` returns an iterator on each rank
+        instead. Each item is the list of the inputs of one step, and a thread prepares the next one.
+    batch_size : int
+        The number of rows of one step of one rank.
+    params : list of shared variables
+        The parameters that the rule combines, all of one dtype.
+    epochs, steps : int
+        The number of epochs, or of steps of each rank. One of them must be given; ``steps`` for a callable.
+    rule : Rule, optional
+        The training rule. ``None`` or ``BSP()``: ``f`` is called for each step, with the rows of all ranks.
+    schedule : dict, optional
+        Values of the function's other inputs, and of shared variables, by input, variable or name: a constant, or a
+        callable of the step's number, from 0.
+    on_epoch : callable, optional
+        ``on_epoch(run)`` is called after each epoch. If it returns ``False``, the loop ends.
+    seed : int
+        Seed of the shuffling, and of the random numbers of rules.
+    others : str
+        What an exchange does to other variables of floating-point numbers that the function updates, such as those of
+        an update rule: nothing (``"local"``), average them, or reset them to their values at the start. At the end of
+        the loop, they are averaged.
+
+    Returns
+    -------
+    Run
+        The records of the loop. After Ctrl-C, those of the steps until then. The parameters on all ranks are
+        `Run.params`.
+
+    Raises
+    ------
+    SessionError
+        Without a session, in a `sequence`, or for an engine of rules that needs one node in a session of several.
+    TypeError, ValueError
+        For invalid arguments.
+    WorkerError
+        If a rank fails. Errors of a rule name it and the step. The ranks then have different parameters.
+
+    Examples
+    --------
+    >>> w, x, t = theano.shared(np.zeros(2), "w"), T.dmatrix("x"), T.dvector("t")
+    >>> loss = T.sqr(x.dot(w) - t).mean()
+    >>> rows, targets = np.tile(np.eye(2), (50, 1)), np.tile([1.0, 2.0], 50)
+    >>> with synk.session(2):
+    ...     step = synk.function([x, t], loss, updates=[(w, w - 0.5 * T.grad(loss, w))])
+    ...     rule = synk.rules.LocalSGD(every=5)
+    ...     run = synk.loop(step, [rows, targets], params=[w], batch_size=10, epochs=6, rule=rule)
+    ...     print(run.steps, run.exchanges, w.get_value().round(2))
+    [30, 30] [6, 6] [1. 2.]
+    """
+    session = current("loop")
+    if session.sequencer.place:
+        raise SessionError("loop cannot be called in a sequence; call it outside of the block")
+    if (epochs is None) == (steps is None):
+        raise TypeError(f"got epochs={epochs} and steps={steps}; expected one of them")
+    size = _positive("batch_size", batch_size)
+    plan = _Length(_positive("epochs", epochs), _positive("steps", steps))
+    if rule is None or isinstance(rule, BSP):
+        return _in_step(
+            session, f, inputs, params, size=size, plan=plan, schedule=schedule, on_epoch=on_epoch, seed=seed
+        )
+    if not isinstance(rule, Rule):
+        raise TypeError(f"rule is {rule!r}; expected a rule of synkhronos.rules")
+    options = {"size": size, "schedule": schedule or {}, "seed": seed, "others": others}
+    return _Loop(session, f, inputs, params, rule, **options).run(plan, on_epoch)
+
+
+def _positive(name: str, value: Any) -> Any:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
+        raise ValueError(f"{name} is {value!r}; expected an int of at least 1")
+    return value
+
+
+class _Length:
+    """Length of a loop, in epochs or in steps of each rank."""
+
+    def __init__(self, epochs: int | None, steps: int | None) -> None:
+        self.epochs, self.steps = epochs, steps
+
+    def of_epoch(self, epoch: int, in_epoch: int) -> int:
+        """Return the number of steps of an epoch; 0 if the loop has ended."""
+        if self.epochs is not None:
+            return in_epoch if epoch < self.epochs else 0
+        assert self.steps is not None
+        return max(0, min(in_epoch, self.steps - epoch * in_epoch))
+
+
+def _shuffled(n_rows: int, n_wanted: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the shuffled row numbers of an epoch, followed by the first ones again up to a number of rows."""
+    order = np.random.default_rng([seed, epoch]).permutation(n_rows)
+    return np.resize(order, n_wanted)
+
+
+def _length_of(arrays: Sequence[Any]) -> int:
+    lengths = [len(one) for one in arrays]
+    if len(set(lengths)) != 1 or not lengths[0]:
+        raise ValueError(f"the inputs have the lengths {lengths}; expected one length of at least 1")
+    return lengths[0]
+
+
+def _values(given: Any, steps: range, dtype: Any) -> np.ndarray:
+    """Return the values of a scheduled input or variable at some steps; a single one if it is constant."""
+    return np.asarray([given(step) for step in steps] if callable(given) else [given], dtype)
+
+
+def _in_step(
+    session: Session,
+    f: Any,
+    inputs: Any,
+    params: Sequence[Any],
+    *,
+    size: int,
+    plan: _Length,
+    schedule: Mapping[Any, Any] | None,
+    on_epoch: Callable[[Run], Any] | None,
+    seed: int,
+) -> Run:
+    """Call a function for each step, with the rows of all ranks."""
+    if callable(inputs):
+        raise TypeError("batches from a callable need a rule with local steps, such as rules.LocalSGD")
+    inputs, n_ranks, step = list(inputs), session.n_ranks, itertools.count()
+    shared = {var: value for var, value in (schedule or {}).items() if _graph.is_shared_variable(var)}
+    given = {key: value for key, value in (schedule or {}).items() if key not in shared}
+    named = {key if isinstance(key, str) else key.name: value for key, value in given.items()}
+    n_rows = _length_of(inputs)
+    run = Run(n_ranks, lambda: [var.get_value() for var in params])
+    in_epoch = math.ceil(n_rows / (size * n_ranks))
+    try:
+        while n_steps := plan.of_epoch(run.epoch, in_epoch):
+            order = _shuffled(n_rows, n_steps * size * n_ranks, seed, run.epoch)
+            for rows in order.reshape(n_steps, -1):
+                number = next(step)
+                hyper = {name: one(number) if callable(one) else one for name, one in named.items()}
+                for var, one in shared.items():
+                    broadcast(var, one(number) if callable(one) else one)
+                outputs = f(*inputs, batch=rows, **hyper)
+                values = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+                row = [float(one) for one in values]
+                run._add([Records([row], 0, [], 0.0, 0, [])] * n_ranks)
+            run.epoch += 1
+            if on_epoch is not None and on_epoch(run) is False:
+                break
+    except KeyboardInterrupt:
+        if session.broken:
+            raise
+        run.interrupted = True
+    run._values = [var.get_value() for var in params]
+    return run
+
+
+class _Loop:
+    """A loop with a training rule, on the controller."""
+
+    def __init__(
+        self,
+        session: Session,
+        f: Any,
+        inputs: Any,
+        params: Sequence[Any],
+        rule: Rule,
+        *,
+        size: int,
+        schedule: Mapping[Any, Any],
+        seed: int,
+        others: str,
+    ) -> None:
+        if isinstance(f, ExactFunction) or not isinstance(f, Function):
+            raise TypeError(f"{rule!r} needs a function of synkhronos.function without exact=True; got {f!r}")
+        if others not in _OF_OTHERS:
+            raise ValueError(f"others is {others!r}; expected one of {_OF_OTHERS}")
+        if rule.engine != "average" and not session.is_on_one_node:
+            raise ValueError(f"{rule!r} works on one node only, and this session spans several; use averages")
+        if rule.engine != "average" and others != "local":
+            raise ValueError(
+                f"others is {others!r}, and with {rule!r} ranks do not wait for each other; use others='local'"
+            )
+        rule.check(session.n_ranks)
+        self._session, self._size, self._seed = session, size, seed
+        self._key = next(_numbers)
+        _, variables = start("loop", list(params))
+        if len({var.dtype for var in variables}) > 1:
+            raise TypeError(f"params have the dtypes {[var.dtype for var in variables]}; expected a single one")
+        if np.dtype(variables[0].dtype).kind != "f":
+            raise TypeError(f"params have the dtype {variables[0].dtype}; expected floating-point numbers")
+        self._function, self._scattered, rest = f.local(session)
+        self._batches = cloudpickle.dumps(inputs) if callable(inputs) else None
+        self._data = [] if callable(inputs) else self._arrays(inputs)
+        self._n_rows = None if callable(inputs) else _length_of(self._data)
+        self._set_schedule(schedule, rest)
+        self._rule, self._variables = rule, variables
+        self._others = [
+            var
+            for var in _graph.updated_variables(session.replica.functions[self._function])
+            if not any(var is one for one in variables)
+            and _graph.is_tensor_variable(var)
+            and np.dtype(var.dtype).kind == "f"
+        ]
+        self._of_others = others
+        self._memory: Data | None = None  # of the board
+        self._board: Board | None = None
+        self._is_open = self._is_answered = False
+
+    def _arrays(self, inputs: Any) -> list[Data]:
+        given = list(inputs)
+        if len(given) != len(self._scattered):
+            raise TypeError(f"got {len(given)} inputs; expected {len(self._scattered)}, one for each scattered input")
+        for one, var in zip(given, self._scattered):
+            if isinstance(one, Data) and (one.dtype != np.dtype(var.dtype) or one.ndim != var.ndim):
+                raise TypeError(f"got {one!r} for {var}; expected {var.dtype} data of {var.ndim} dimensions")
+        return [
+            one if isinstance(one, Data) else data(np.asarray(one), var) for one, var in zip(given, self._scattered)
+        ]
+
+    def _variables_of(self) -> list[Any]:
+        """Return the shared variables of the function."""
+        return _graph.shared_variables_of(self._session.replica.functions[self._function])
+
+    def _set_schedule(self, schedule: Mapping[Any, Any], rest: Sequence[Any]) -> None:
+        """Sort scheduled values into those of the function's other inputs, in order, and of shared variables."""
+        by_name = {var.name: var for var in [*self._variables_of(), *rest] if var.name}
+        given = {by_name.get(key, key) if isinstance(key, str) else key: value for key, value in schedule.items()}
+        missing = [var for var in rest if var not in given]
+        unknown = [key for key in given if key not in rest and not _graph.is_shared_variable(key)]
+        if missing or unknown:
+            raise TypeError(f"schedule lacks {missing} and has the unknown {unknown}; expected the inputs {list(rest)}")
+        self._inputs = [(var, given[var]) for var in rest]
+        shared = [var for var in given if _graph.is_shared_variable(var)]
+        if shared:
+            start("loop", shared)
+        self._shared = [(var, given[var]) for var in shared]
+
+    def run(self, plan: _Length, on_epoch: Callable[[Run], Any] | None) -> Run:
+        session, n_ranks = self._session, self._session.n_ranks
+        if self._n_rows is None and plan.steps is None:
+            raise TypeError("got epochs for batches from a callable; expected steps")
+        in_epoch = plan.steps if self._n_rows is None else math.ceil(self._n_rows / (self._size * n_ranks))
+        assert in_epoch is not None
+        n_epochs = plan.epochs or math.ceil((plan.steps or 0) / in_epoch)
+        self._rule = self._rule.plan(in_epoch, n_epochs)
+        run = Run(n_ranks, self._look)
+        try:
+            with deferred_interrupts():
+                self._begin()
+            while n_steps := plan.of_epoch(run.epoch, in_epoch):
+                self._make_epoch(run, n_steps, in_epoch)
+                run.epoch += 1
+                try:
+                    goes_on = on_epoch is None or on_epoch(run) is not False
+                except Exception as error:
+                    raise _OfProgram from error
+                if not goes_on:
+                    break
+        except SynkhronosError:
+            self._discard()
+            raise
+        except BaseException as error:  # of `on_epoch`, or of a signal handler
+            run.interrupted = True
+            if not session.broken:
+                self._end(run)
+            if isinstance(error, _OfProgram) and error.__cause__ is not None:
+                raise error.__cause__ from None
+            if session.broken or not isinstance(error, KeyboardInterrupt):
+                raise
+            return run
+        try:
+            self._end(run)
+        except KeyboardInterrupt:  # it came at the end
+            if session.broken:
+                raise
+            run.interrupted = True
+        return run
+
+    def _end(self, run: Run) -> None:
+        """Complete the exchanges, and set the parameters to the result on all ranks."""
+        session = self._session
+        with deferred_interrupts():
+            try:
+                command = EndLoop(self._key, drop=run.interrupted, again=not self._is_answered)
+                results = session.run(command)
+                for records in zip(*(records for records, _ in _with_equal_lengths(results))):
+                    run._add(records)
+                run._values = session.private(results[session.master_rank][1])
+                if self._shared:
+                    broadcast([var for var, _ in self._shared])
+                session.replica_check.note_parts(self._variables, are_parts=False)
+            finally:
+                self._discard()
+
+    def _discard(self) -> None:
+        """Have the ranks forget the loop, and free its memory."""
+        self._is_open = False
+        if not self._session.broken:
+            self._session.run(EndLoop(self._key, discard=True))
+        self._data, self._board, self._memory = [], None, None
+
+    def _begin(self) -> None:
+        """Have the ranks make the state of the loop, all or none of them."""
+        session, keys = self._session, self._session.keys
+        broadcast([*self._variables, *self._others])
+        values = [np.asarray(_graph.host_array(var)).reshape(-1) for var in self._variables]
+        x = np.concatenate(values)
+        memory, engine = None, self._rule.engine
+        if engine != "average":
+            n_bytes = Board.n_bytes(engine, session.n_ranks, len(x), x.dtype)
+            self._memory = data(shape=(n_bytes,), dtype="uint8", ndim=1)
+            self._board = Board(self._memory.data, engine, session.n_ranks, len(x), x.dtype)
+            self._board.create(x)
+            memory = self._memory.ref
+        self._exchange = Exchange(
+            cloudpickle.dumps(self._rule),
+            keys(self._variables),
+            keys(self._others),
+            self._of_others,
+            memory,
+            self._seed,
+        )
+        self._issue(np.zeros((0, self._size), np.int64), 0, 0, 0, 0, None)
+        self._is_open = True
+
+    def _make_epoch(self, run: Run, n_steps: int, in_epoch: int) -> None:
+        n_ranks, n_rows = self._session.n_ranks, self._n_rows
+        n_batches = n_steps * n_ranks
+        order = np.zeros((n_batches, 0), np.int64)
+        if n_rows is not None:
+            order = _shuffled(n_rows, n_batches * self._size, self._seed, run.epoch).reshape(n_batches, -1)
+        mean_loss = None
+        if run.epoch and self._rule.engine == "average":
+            mean_loss = run._mean_loss(min(run.steps) - in_epoch)
+        n_barriers = 64 + 2 * sum(_graph.get_array(var).nbytes for var in self._variables) // _LEAST_PIECE  # of a step
+        most = max(1, min(MOST_STEPS, MOST_BARRIERS // n_barriers)) * n_ranks
+        for first in range(0, n_batches, most):
+            n_now = min(most, n_batches - first)
+            if self._board is not None:
+                self._board.counters[0] = first
+            step = run.epoch * in_epoch + first // n_ranks
+            run._add(self._issue(order, first, n_now, run.epoch, step, None if first else mean_loss))
+
+    def _issue(
+        self, order: np.ndarray, first: int, n_batches: int, epoch: int, step: int, mean_loss: float | None
+    ) -> list[Records]:
+        """Have the ranks make steps; return their records."""
+        session = self._session
+        steps = range(step, step + n_batches // session.n_ranks)
+        inputs = [_values(given, steps, var.dtype) for var, given in self._inputs]
+        shared = [_values(given, steps, var.dtype) for var, given in self._shared]
+        with session.lock:  # so that another thread does not use the staging memory
+            refs = session.stage([order, *inputs, *shared])
+            n_inputs = 1 + len(inputs)
+            command = Loop(
+                self._key,
+                self._function,
+                tuple([one.ref for one in self._data]),
+                refs[0],
+                tuple(refs[1:n_inputs]),
+                tuple(zip(session.keys([var for var, _ in self._shared]), refs[n_inputs:])),
+                first,
+                n_batches,
+                self._exchange,
+                self._batches,
+                epoch,
+                mean_loss,
+            )
+            self._is_answered = False
+            results = session.run(command)
+            self._is_answered = True
+            return results
+
+    def _look(self) -> list[np.ndarray]:
+        """Return the present mean of the parameters, or the centre."""
+        if not self._is_open:
+            raise SessionError("the loop failed, so that it has no result; the ranks have different parameters")
+        results = self._session.run(EndLoop(self._key, keep=True))
+        return self._session.private(results[self._session.master_rank][1])
+
+
+class _OfProgram(Exception):
+    """An exception of the program's `on_epoch`, which is the cause."""
+
+
+def _with_equal_lengths(results: Sequence[Any]) -> list[tuple[list[Records], Any]]:
+    """Return the ranks' results with equal numbers of records: those that lack some have made no steps meanwhile."""
+    nothing = Records([], 0, [], 0.0, 0, [])
+    most = max(len(records) for records, _ in results)
+    return [([*records, *[nothing] * (most - len(records))], values) for records, values in results]

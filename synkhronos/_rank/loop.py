@@ -1,0 +1,570 @@
+"""Execute a training loop on one rank: steps on batches of its own, and the exchanges of a training rule.
+
+There are three kinds of exchanges (see `synkhronos.rules`). In an *average*, all ranks take part at step numbers that
+all know. A *centre* is a vector in shared memory, with which each rank exchanges on its own, part by part under locks.
+In *gossip*, a rank writes its parameters to a mailbox of another rank. Ranks that have a centre or mailboxes take
+their batches from a common counter, so that a slow rank takes fewer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from time import monotonic_ns
+from typing import Any, Callable, NamedTuple
+
+import cloudpickle
+import numpy as np
+
+from synkhronos import _graph
+from synkhronos._backends import to_host
+from synkhronos._collectives import HostTransport
+from synkhronos._memory import LOCK_BYTES, SegmentTable, SharedLocks, aligned
+from synkhronos._processes import COLLECTIVES, FUNCTION, POLL, SHUFFLE, ProcessGroup
+from synkhronos._rank.commands import EndLoop, Exchange, Loop, Source
+from synkhronos._rank.results import RowViews
+from synkhronos._utils.interrupts import Background, deferred_interrupts, interrupt_behind
+from synkhronos._utils.rows import Rows
+from synkhronos.errors import SynkhronosError
+
+#: Limits of the steps of one command, and of its barriers, which have different numbers (``STEPS_BITS`` in sync.c).
+MOST_STEPS, MOST_BARRIERS = 1 << 16, 1 << 24
+
+_PART = 1 << 16  # elements of a centre that one lock protects
+
+
+class Records(NamedTuple):
+    """Records of one rank on a loop.
+
+    Attributes
+    ----------
+    outputs : list of list of float
+        The outputs of each step.
+    n_exchanges : int
+    ages : list of int
+        Number of steps that the rank had made since it sent the parameters, for each average.
+    waited : float
+        Seconds in exchanges.
+    n_bytes : int
+        Bytes that the rank has sent in exchanges.
+    order : list of tuple
+        ``(turn, kind, step, other)`` of each exchange through a `Board`: its turn among those of all ranks (for a
+        centre, with its first part), ``"meet"``, ``"send"`` or ``"merge"``, the number of steps that the rank had made,
+        and the other rank.
+    """
+
+    outputs: list[list[float]]
+    n_exchanges: int
+    ages: list[int]
+    waited: float
+    n_bytes: int
+    order: list[tuple[int, str, int, int]]
+
+
+class Board:
+    """Memory of a node in which ranks exchange parameters without waiting for each other.
+
+    Parameters
+    ----------
+    memory : uint8 array
+        Shared memory of `n_bytes` bytes.
+    engine : str
+        ``"centre"`` or ``"gossip"``.
+    n_ranks : int
+    size : int
+        Number of parameters.
+    dtype : dtype
+        Their dtype.
+
+    Attributes
+    ----------
+    locks : SharedLocks
+        Lock 0 protects the counters. The others protect one part of the centre each, or one rank's mailboxes.
+    counters : int64 array of shape (2,)
+        Number of batches of the epoch that ranks have taken, and number of exchanges.
+    parts : list of slice
+        Parts of the centre.
+    centre : array of shape (size,)
+    is_full : int64 array of shape (n_ranks, n_ranks)
+        Whether there is a message for a rank (first axis) from another.
+    weights : float64 array of shape (n_ranks, n_ranks)
+    messages : array of shape (n_ranks, n_ranks, size)
+    """
+
+    def __init__(self, memory: np.ndarray, engine: str, n_ranks: int, size: int, dtype: np.dtype) -> None:
+        used = 0
+
+        def take(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+            nonlocal used
+            start, used = used, used + aligned(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+            return memory[start:used][: int(np.prod(shape)) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+
+        self.parts = [slice(start, min(start + _PART, size)) for start in range(0, size, _PART)]
+        n_locks = 1 + (len(self.parts) if engine == "centre" else n_ranks)
+        self.lock_memory = take((n_locks, LOCK_BYTES), np.uint8)
+        self.locks = SharedLocks(self.lock_memory)
+        self.counters = take((2,), np.int64)
+        if engine == "centre":
+            self.centre = take((size,), dtype)
+        else:
+            self.is_full = take((n_ranks, n_ranks), np.int64)
+            self.weights = take((n_ranks, n_ranks), np.float64)
+            self.messages = take((n_ranks, n_ranks, size), dtype)
+
+    def count(self, which: int, check: Callable[[], None]) -> int:
+        """Increment a counter, and return its value before."""
+        with self.locks.hold(0, check):
+            value = int(self.counters[which])
+            self.counters[which] = value + 1
+        return value
+
+    def create(self, x: np.ndarray) -> None:
+        """Initialize the memory, which is all zero: make the locks, and set the centre to the parameters."""
+        SharedLocks.create(self.lock_memory)
+        if hasattr(self, "centre"):
+            self.centre[:] = x
+
+    @staticmethod
+    def n_bytes(engine: str, n_ranks: int, size: int, dtype: np.dtype) -> int:
+        """Return the bytes that a board needs."""
+        n_parts = -(-size // _PART)
+        arrays = [LOCK_BYTES * (1 + (n_parts if engine == "centre" else n_ranks)), 16]
+        n_vectors = 1 if engine == "centre" else n_ranks * n_ranks
+        arrays += [] if engine == "centre" else [8 * n_vectors] * 2
+        return sum(map(aligned, [*arrays, n_vectors * size * np.dtype(dtype).itemsize]))
+
+
+class _Parameters:
+    """The parameters of one rank as a flat vector, and what else an engine needs of the rank."""
+
+    def __init__(self, loops: Loops, exchange: Exchange) -> None:
+        self.rule = cloudpickle.loads(exchange.rule)
+        self.variables = [loops.variables[key] for key in exchange.variables]
+        self.others = [loops.variables[key] for key in exchange.others]
+        self.of_others = exchange.of_others
+        self.first_others = [to_host(_graph.get_array(var)).copy() for var in self.others]
+        self.rank, self.n_ranks = loops.rank, loops.n_ranks
+        self.transport, self.check = loops.transport, loops.check
+        self.begin_wait = loops.group.deadline.begin
+        self.random = np.random.default_rng([exchange.seed, self.rank])
+        self.n_steps = 0
+        self.outputs: list[list[float]] = []
+        self.given: Records | None = None  # the records that the last command has returned
+        self.items: _Ahead | None = None  # batches of the program
+        self.n_exchanges, self.n_bytes, self.waited = 0, 0, 0
+        self.ages: list[int] = []
+        self.order: list[tuple[int, str, int, int]] = []
+        size = sum(to_host(_graph.get_array(var)).size for var in self.variables)
+        dtype = np.dtype(self.variables[0].dtype)
+        self.x, self.received = np.empty(size, dtype), np.empty(size, dtype)
+        self.board: Board | None = None
+        if exchange.memory is not None:
+            memory = loops.segments.view(exchange.memory)
+            self.board = Board(memory, self.rule.engine, self.n_ranks, size, dtype)
+        self.pack()
+        #: Equal on all ranks. If values are rounded on their way between nodes, differences from it are sent.
+        self.reference = self.x.copy() if loops.group.world.wire_dtype and dtype == np.float32 else None
+        with self.named():
+            self.state = self.rule.begin(self.x.copy(), self.n_ranks) if self.rule.engine != "gossip" else {}
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Add the rule and the step to the message of an error that a rule raises."""
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, SynkhronosError) and interrupt_behind(error) is None:
+                error.args = (f"{type(error).__name__} in the rule {self.rule!r} after step {self.n_steps}: {error}",)
+            raise
+
+    def pack(self) -> np.ndarray:
+        """Copy the parameters to the flat vector, and return it."""
+        place = 0
+        for var in self.variables:
+            value = to_host(_graph.get_array(var)).reshape(-1)
+            self.x[place : place + value.size] = value
+            place += value.size
+        return self.x
+
+    def unpack(self, x: np.ndarray) -> None:
+        """Set the parameters to the values in a flat vector."""
+        if np.shape(x) != self.x.shape:
+            raise ValueError(f"the rule returned an array of shape {np.shape(x)}; expected {self.x.shape}")
+        place = 0
+        for var in self.variables:
+            shape = _graph.get_array(var).shape
+            size = int(np.prod(shape))
+            _graph.copy_array(var, x[place : place + size].reshape(shape))
+            place += size
+
+    def take_records(self) -> Records:
+        """Return the records since this was last called."""
+        records = Records(self.outputs, self.n_exchanges, self.ages, self.waited / 1e9, self.n_bytes, self.order)
+        self.outputs, self.ages, self.order = [], [], []
+        self.n_exchanges = self.n_bytes = self.waited = 0
+        self.given = records
+        return records
+
+    def exchanged(self, began: int, n_bytes: int) -> None:
+        """Record an exchange."""
+        self.n_exchanges += 1
+        self.n_bytes += n_bytes
+        self.waited += monotonic_ns() - began
+
+    def average(self, arrays: list[np.ndarray], op: str = "avg", group: str = "all") -> None:
+        """Average arrays over all ranks, or the ranks of this node, in place."""
+        self.begin_wait()
+        if group == "node":
+            self.transport.all_reduce_on_node(arrays, op)
+        else:
+            self.transport.all_reduce(arrays, op, None)
+
+    def average_parameters(self, x: np.ndarray, op: str = "avg", group: str = "all") -> np.ndarray:
+        """Return the average of parameters over all ranks, or the ranks of this node, in a buffer that is reused."""
+        received, reference = self.received, self.reference
+        if reference is None or group == "node":
+            received[:] = x
+            self.average([received], op, group)
+            return received
+        np.subtract(x, reference, out=received)
+        self.average([received], op, group)
+        received += reference
+        reference[:] = received
+        return received
+
+    def treat_others(self, group: str = "all") -> None:
+        """Average or reset the variables that the function updates in addition to the parameters."""
+        if self.of_others == "average" and self.others:
+            self.average_others(group)
+        elif self.of_others == "reset":
+            for var, value in zip(self.others, self.first_others):
+                _graph.copy_array(var, value)
+
+    def average_others(self, group: str = "all") -> None:
+        """Average the variables that the function updates in addition to the parameters."""
+        arrays = [np.array(to_host(_graph.get_array(var)), order="C") for var in self.others]
+        self.kept = arrays  # other ranks may still write to them after an interrupt
+        self.average(arrays, group=group)
+        for var, array in zip(self.others, arrays):
+            _graph.copy_array(var, array)
+
+
+class _Averages:
+    """Averages over all ranks or those of a node, at step numbers that all ranks know."""
+
+    waits = True  # for other ranks, in a step
+
+    def __init__(self, of: _Parameters) -> None:
+        self._of = of
+        self._sent: tuple[int, int, str, np.ndarray] | None = None  # step, step to merge, group, message
+
+    def turns(self, loop: Loop) -> Iterator[int]:
+        """Yield the numbers of this rank's batches."""
+        yield from range(loop.first + self._of.rank, loop.first + loop.n_batches, self._of.n_ranks)
+
+    def before_step(self) -> None:
+        """Do nothing: averages are merged after steps."""
+
+    def after_step(self) -> None:
+        """Merge what was sent, and send the parameters, if it is time for either."""
+        of, step = self._of, self._of.n_steps
+        group = of.rule.exchanges_at(step)
+        if self._sent is not None and (group is not None or step >= self._sent[1]):
+            self._merge()
+        if group is None:
+            return
+        began = monotonic_ns()
+        message = np.array(of.rule.before(of.pack(), of.state))  # may be the buffer itself
+        self._sent = step, step + of.rule.delay_at(step), group, message
+        of.exchanged(began, message.nbytes)
+        if step >= self._sent[1]:
+            self._merge()
+
+    def _merge(self) -> None:
+        of = self._of
+        assert self._sent is not None
+        (then, _, group, sent), began = self._sent, monotonic_ns()
+        received = of.average_parameters(sent, group=group)
+        of.unpack(of.rule.after(of.pack(), sent, received, of.n_steps - then, of.state))
+        of.treat_others(group)
+        self._sent = None
+        of.ages.append(of.n_steps - then)
+        of.waited += monotonic_ns() - began
+
+    def result(self, drop: bool, keep: bool) -> np.ndarray:
+        """Merge what was sent, and return the mean of the parameters."""
+        of = self._of
+        if drop:
+            self._sent = None
+        elif self._sent is not None and not keep:
+            self._merge()
+        return of.average_parameters(of.pack())
+
+
+class _Unsynchronized:
+    """Engine whose ranks take batches from a common counter."""
+
+    waits = False
+
+    def __init__(self, of: _Parameters) -> None:
+        assert of.board is not None
+        self._of, self._board = of, of.board
+
+    def turns(self, loop: Loop) -> Iterator[int]:
+        """Yield the numbers of this rank's batches."""
+        board, stop = self._board, loop.first + loop.n_batches
+        while (turn := board.count(0, self._of.check)) < stop:
+            yield turn
+
+    def _note(self, kind: str, other: int) -> None:
+        """Record an exchange, of which the locks are held."""
+        of = self._of
+        of.order.append((self._board.count(1, of.check), kind, of.n_steps, other))
+
+
+class _Centre(_Unsynchronized):
+    """Exchanges with a centre in shared memory."""
+
+    def before_step(self) -> None:
+        """Do nothing: the rank meets the centre after steps."""
+
+    def after_step(self) -> None:
+        """Exchange with the centre if it is time."""
+        if self._of.n_steps % self._of.rule.every == 0:
+            self._meet()
+
+    def _meet(self) -> None:
+        of, board = self._of, self._board
+        began, x = monotonic_ns(), of.pack()
+        for number, part in enumerate(board.parts):
+            state = {name: one[part] if isinstance(one, np.ndarray) else one for name, one in of.state.items()}
+            with board.locks.hold(1 + number, of.check):
+                x[part], board.centre[part] = of.rule.meet(x[part], board.centre[part], state)
+                if not number:
+                    self._note("meet", of.rank)
+        of.unpack(x)
+        of.treat_others()
+        of.exchanged(began, x.nbytes)
+
+    def result(self, drop: bool, keep: bool) -> np.ndarray:
+        """Exchange with the centre if there were steps since the last exchange, and return the centre."""
+        if not keep and self._of.n_steps % self._of.rule.every:
+            self._meet()
+        self._of.transport.barrier()
+        return self._board.centre
+
+
+class _Gossip(_Unsynchronized):
+    """Exchanges through mailboxes in shared memory."""
+
+    def __init__(self, of: _Parameters) -> None:
+        super().__init__(of)
+        self._weight = 1.0 / of.n_ranks
+
+    def before_step(self) -> None:
+        """Merge all messages that have come."""
+        of, board = self._of, self._board
+        if not board.is_full[of.rank].any():
+            return
+        began, x = monotonic_ns(), of.pack()
+        with board.locks.hold(1 + of.rank, of.check):
+            for sender in np.flatnonzero(board.is_full[of.rank]):
+                other, weight = board.messages[of.rank, sender], float(board.weights[of.rank, sender])
+                merged, self._weight = of.rule.merge(x, self._weight, other, weight)
+                x[:] = merged
+                board.is_full[of.rank, sender] = 0
+                self._note("merge", int(sender))
+        of.unpack(x)
+        of.treat_others()
+        of.waited += monotonic_ns() - began
+
+    def after_step(self) -> None:
+        """With some probability, send the parameters to another rank, unless its mailbox is full."""
+        of, board = self._of, self._board
+        if of.n_ranks == 1 or of.random.random() >= of.rule.probability:
+            return
+        to = int(of.random.integers(of.n_ranks - 1))
+        to += to >= of.rank
+        began = monotonic_ns()
+        with board.locks.hold(1 + to, of.check):
+            if board.is_full[to, of.rank]:
+                return
+            self._weight, board.weights[to, of.rank] = of.rule.split(self._weight)
+            board.messages[to, of.rank] = of.pack()
+            board.is_full[to, of.rank] = 1
+            self._note("send", to)
+        of.exchanged(began, of.x.nbytes)
+
+    def result(self, drop: bool, keep: bool) -> np.ndarray:
+        """Merge all messages, and return the mean of the parameters by the ranks' weights."""
+        of = self._of
+        if not keep:
+            self.before_step()
+        own = self._board.messages[of.rank] if keep else []
+        full = self._board.is_full[of.rank] if keep else []
+        total = np.array([self._weight])
+        of.received[:] = self._weight * of.pack()
+        for message, weight, is_full in zip(own, self._board.weights[of.rank], full):
+            if is_full:
+                of.received += weight * message
+                total += weight
+        of.average([of.received, total], "sum")
+        of.received /= total.astype(of.received.dtype)
+        return of.received
+
+
+_ENGINES: dict[str, Any] = {"average": _Averages, "centre": _Centre, "gossip": _Gossip}
+
+
+class Loops:
+    """The training loops of one rank.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    variables : VariableTable
+    segments : SegmentTable
+    row_views : RowViews
+    transport : HostTransport
+    runner : callable
+        ``runner(function, None)`` returns a callable that computes the outputs of a function.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        variables: _graph.VariableTable,
+        segments: SegmentTable,
+        row_views: RowViews,
+        *,
+        transport: HostTransport,
+        runner: Callable[[int, None], Callable[[list[Any]], list[Any]]],
+    ) -> None:
+        self.group, self.variables, self.segments, self.transport = group, variables, segments, transport
+        self.rank, self.n_ranks = group.world.first + group.rank, group.world.n_ranks
+        self.check = group.check
+        self._row_views, self._runner = row_views, runner
+        self._is_controller = self.rank == group.world.master_rank
+        self._loops: dict[int, tuple[_Parameters, Any]] = {}
+
+    def run(self, loop: Loop) -> Records:
+        """Make steps, and return their records; an interrupt or a failure of another rank ends it between two steps."""
+        if loop.key not in self._loops:
+            parameters = _Parameters(self, loop.exchange)
+            self._loops[loop.key] = parameters, _ENGINES[parameters.rule.engine](parameters)
+        of, engine = self._loops[loop.key]
+        of.given = None
+        run, timeline = self._runner(loop.function, None), self.group.timeline
+        if loop.mean_loss is not None:
+            with of.named():
+                of.rule.on_epoch(loop.mean_loss, of.state)
+        scheduled = [self.segments.view(ref) for ref in loop.scheduled]
+        shared = [(self.variables[key], self.segments.view(ref)) for key, ref in loop.shared]
+        undivided = deferred_interrupts if self._is_controller else contextlib.nullcontext
+        turns = engine.turns(loop)
+        progress, own = self.group.progress, self.group.rank
+        for turn, inputs in self._batches(loop, of, turns):
+            self.group.deadline.begin()  # `timeout` limits the time of a step
+            self.check()
+            number = (turn - loop.first) // self.n_ranks
+            with undivided():
+                with of.named():
+                    engine.before_step()
+                timeline.switch(FUNCTION)
+                for var, values in shared:
+                    _graph.copy_array(var, values[number % len(values)])
+                outputs = run([*inputs, *(values[number % len(values)] for values in scheduled)])
+                of.outputs.append([float(to_host(one)) for one in outputs])
+                of.n_steps += 1
+                progress[own] += 1
+                timeline.switch(COLLECTIVES)
+                if not engine.waits:
+                    with of.named():
+                        engine.after_step()
+            if engine.waits:
+                with of.named():
+                    engine.after_step()
+        return of.take_records()
+
+    def _batches(self, loop: Loop, of: _Parameters, turns: Iterator[int]) -> Iterator[tuple[int, list[Any]]]:
+        """Yield the numbers of batches and the inputs of their steps."""
+        if loop.batches is None:
+            for turn in turns:
+                yield turn, self._rows(loop, turn)
+            return
+        if of.items is None:
+            random = np.random.default_rng([loop.exchange.seed, loop.epoch, self.rank])
+            of.items = _Ahead(cloudpickle.loads(loop.batches)(self.rank, self.n_ranks, loop.epoch, random), self.check)
+        for turn in turns:
+            item = of.items.next()
+            if item is None:
+                if of.rule.engine == "average":
+                    raise ValueError("batches(...) has no more items; expected one for each step")
+                return  # this rank is done
+            if of.rule.engine != "average" or turn + self.n_ranks < loop.first + loop.n_batches:
+                of.items.begin()
+            yield turn, item
+
+    def _rows(self, loop: Loop, turn: int) -> list[Any]:
+        self.group.timeline.switch(SHUFFLE)
+        size = loop.order.shape[1]
+        order = loop.order._replace(shape=(loop.order.shape[0] * size,))
+        part = Rows(turn * size, (turn + 1) * size)
+        take = self._row_views.take
+        return [take(Source(ref, order), part, (loop.function, number)) for number, ref in enumerate(loop.data)]
+
+    def end(self, command: EndLoop) -> tuple[list[Records], list[np.ndarray] | None] | None:
+        """Complete the exchanges, and set the parameters to the result; return the records, and the result."""
+        if command.discard:
+            self._loops.pop(command.key, None)
+            return None
+        of, engine = self._loops[command.key]
+        self.group.deadline.begin()
+        with of.named():
+            x = engine.result(command.drop, command.keep)
+        values = None
+        if self._is_controller:
+            values, place = [], 0
+            for var in of.variables:
+                shape = _graph.get_array(var).shape
+                values.append(x[place : place + int(np.prod(shape))].reshape(shape).copy())
+                place += int(np.prod(shape))
+        if not command.keep:
+            of.unpack(x)
+            if of.others:
+                of.average_others()
+            self.transport.barrier()
+        if command.keep:
+            return [], values
+        lost = of.given if command.again else None
+        return [*([] if lost is None else [lost]), of.take_records()], values
+
+
+class _Ahead:
+    """Batches that the program makes, of which a thread prepares the next one while the present one is used.
+
+    Parameters
+    ----------
+    items : iterable
+    check : callable
+        Called while this rank waits for an item; it raises if the wait must end.
+    """
+
+    def __init__(self, items: Iterable[Any], check: Callable[[], None]) -> None:
+        self._items, self._check = iter(items), check
+        self._next: Background | None = None
+
+    def begin(self) -> None:
+        """Begin to prepare the next item."""
+        self._next = Background(lambda: next(self._items, None), "batches", daemon=True)
+        self._next.start()
+
+    def next(self) -> list[Any] | None:
+        """Return the next item as a list; ``None`` if there is none."""
+        if self._next is None:
+            self.begin()
+        assert self._next is not None
+        while not self._next.wait(POLL):
+            self._check()
+        item, self._next = self._next.outcome(), None
+        return item if item is None or isinstance(item, list) else list(item)

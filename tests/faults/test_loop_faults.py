@@ -1,0 +1,313 @@
+"""Faults in training loops: interrupts, steps and rules that fail, ranks that die or hang, locks of dead processes."""
+
+import multiprocessing
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+from backend import T, theano
+from scripts import run_script
+
+import synkhronos as synk
+from synkhronos import rules
+from synkhronos._memory import LOCK_BYTES, SharedLocks
+from synkhronos._memory.segments import Segment
+
+ENGINES = {
+    "average": "rules.LocalSGD(every=7)",
+    "delayed": 'rules.Outer(every=7, delay=3, merge="delta")',
+    "centre": "rules.EASGD(every=3)",
+    "gossip": "rules.GoSGD(probability=0.2)",
+}
+
+#: A step that adds 1 to each parameter, so that the parameters count the steps.
+COUNT = """
+from synkhronos import rules
+synk.fork({n}{options})
+w, x = theano.shared(np.zeros(200_000), "w"), T.dvector("x")
+f = synk.function([x], w[0] + x.sum(), updates=[(w, w + 1)])
+rule = {rule}
+def train(**options):
+    return synk.loop(f, [np.zeros(1000)], params=[w], batch_size=1, rule=rule, **options)
+train(steps=20)
+w.set_value(np.zeros(200_000))
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("seconds", [0.02, 0.3])
+def test_ctrl_c_returns_what_was_done(engine, seconds):
+    out, err = run_script(
+        COUNT.format(n=3, options="", rule=ENGINES[engine])
+        + f"""
+threading.Timer({seconds}, os.killpg, (0, signal.SIGINT)).start()
+began = time.monotonic()
+run = train(steps=10_000_000)
+print(run.interrupted, time.monotonic() - began < {seconds} + 10)
+steps, values = run.steps, run.params[0]
+print(min(steps) > 0 or {seconds < 0.1}, len(run.outputs[2]) == steps[2])
+print((values == values[0]).all() or {engine in ("centre", "gossip")}, 0 <= values[0] <= max(steps))
+print(all((one == values).all() for one in synk.gather(w)))
+if {engine in ("average", "delayed")}:
+    print(abs(values[0] - np.mean(steps)) < 1e-6)
+again = train(steps=20)  # the session is usable, and the parameters go on from there
+print(again.interrupted, again.params[0][0] > values[0])
+synk.close()
+""",
+        start_new_session=True,
+    )
+    expected = ["True True", "True True", "True True", "True", "True", "False True"]
+    if engine in ("centre", "gossip"):
+        expected.remove("True")
+    assert out.splitlines() == expected, err
+
+
+def test_a_signal_handler_that_raises_another_exception_ends_the_loop():
+    out, err = run_script(
+        COUNT.format(n=2, options="", rule=ENGINES["average"])
+        + """
+class Enough(Exception):
+    pass
+def stop(number, frame):
+    raise Enough("enough")
+signal.signal(signal.SIGUSR1, stop)
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+try:
+    train(steps=10_000_000)
+except Enough as error:
+    print(error)
+values = synk.gather(w)
+print((values[0] == values[1]).all(), values[0][0] > 0)
+print(train(steps=20).steps)
+synk.close()
+"""
+    )
+    assert out.splitlines() == ["enough", "True True", "[20, 20]"], err
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_worker_is_killed(engine, restart):
+    options = ", restart_workers=True" if restart else ""
+    out, err = run_script(
+        COUNT.format(n=3, options=options, rule=ENGINES[engine])
+        + """
+victim = [one for one in psutil.Process().children() if one.pid in worker_pids()][-1]
+threading.Timer(0.3, victim.kill).start()
+began = time.monotonic()
+try:
+    train(steps=10_000_000)
+except synk.SynkhronosError as error:
+    print(type(error).__name__, "in Loop" in str(error), time.monotonic() - began < 30)
+if {restart}:
+    print(train(steps=20).steps == [20] * 3 or sum(train(steps=20).steps) == 60)
+synk.close()
+""".replace("{restart}", str(restart))
+    )
+    expected = ["WorkerRestarted True True", "True"] if restart else ["WorkerDied True True"]
+    assert out.splitlines() == expected, err
+
+
+def test_a_step_that_fails_on_one_rank(session):
+    w, x = theano.shared(0.0, "w"), T.ivector("x")
+    table = theano.shared(np.ones(3), "table")
+    f = synk.function([x], w, updates=[(w, w + table[x[0]])])
+    for rule in (rules.LocalSGD(every=2), rules.EASGD(every=2), rules.GoSGD(probability=0.5)):
+
+        def batches(rank, n_ranks, epoch, rng):
+            for step in range(100):
+                yield [np.array([5 if step == 31 and rank == n_ranks - 1 else 0], "int32")]
+
+        with pytest.raises(synk.WorkerError, match=f"rank {session - 1} .*failed in Loop"):
+            synk.loop(f, batches, params=[w], batch_size=1, steps=100, rule=rule)
+        run = synk.loop(f, [np.zeros(8 * session, "int32")], params=[w], batch_size=1, epochs=1, rule=rule)
+        assert sum(run.steps) == 8 * session
+
+
+class Fails(rules.Average):
+    """A rule that fails on one rank only, where the parameters have a certain value."""
+
+    def after(self, x, sent, received, age, state):
+        if x[0] > 5:
+            raise KeyError("no such state")
+        return received.copy()
+
+
+def test_errors_of_a_rule_name_it_and_the_step(session):
+    w, x = theano.shared(np.zeros(2), "w"), T.vector("x", "float64")
+    f = synk.function([x], x.sum(), updates=[(w, w + 1)])
+    with pytest.raises(synk.WorkerError, match=r"in the rule Fails\(every=2, delay=0\) after step 6: .*no such state"):
+        synk.loop(f, [np.ones(100)], params=[w], batch_size=1, steps=8, rule=Fails(every=2))
+    assert synk.loop(f, [np.ones(100)], params=[w], batch_size=1, steps=2, rule=rules.LocalSGD(every=2)).steps
+
+
+class TooShort(rules.Average):
+    def after(self, x, sent, received, age, state):
+        return received[1:]
+
+
+class NoState(rules.Centre):
+    def begin(self, x, n_members):
+        raise KeyError("no state")
+
+    def meet(self, x, centre, state):
+        return x, centre
+
+
+def test_what_a_rule_returns_is_checked(session):
+    w, x = theano.shared(np.zeros(3), "w"), T.vector("x", "float64")
+    f = synk.function([x], x.sum(), updates=[(w, w + 1)])
+    with pytest.raises(synk.WorkerError, match=r"rule TooShort.* after step 2: .*shape \(2,\); expected \(3,\)"):
+        synk.loop(f, [np.ones(100)], params=[w], batch_size=1, steps=8, rule=TooShort(every=2))
+    with pytest.raises(synk.WorkerError, match=r"rule NoState.* after step 0: .*no state"):
+        synk.loop(f, [np.ones(100)], params=[w], batch_size=1, steps=8, rule=NoState(every=2))
+    seen = []
+    data = [np.ones(2 * session)]
+    with pytest.raises(synk.WorkerError, match="TooShort"):
+        synk.loop(f, data, params=[w], batch_size=1, epochs=4, rule=TooShort(every=3), on_epoch=seen.append)
+    with pytest.raises(synk.SessionError, match="has no result"):
+        seen[0].params  # noqa: B018
+
+
+def test_records_of_ranks_that_were_ahead_survive_an_interrupt():
+    out, err = run_script(
+        """
+from synkhronos import rules
+synk.fork(2)
+w, x = theano.shared(0.0, "w"), T.dvector("x")
+f = synk.function([x], w + x.sum(), updates=[(w, w + x.sum())])
+def batches(rank, n_ranks, epoch, rng):
+    for step in range(20):
+        if rank and step == 4:
+            time.sleep(1)  # until rank 0 waits at the end of its steps
+            os.kill(os.getppid(), signal.SIGINT)
+            time.sleep(0.5)
+        yield [np.ones(1)]
+run = synk.loop(f, batches, params=[w], batch_size=1, steps=20, rule=rules.LocalSGD(every=25))
+print(run.interrupted, run.steps[0], 3 <= run.steps[1] < 20, run.params[0] == np.mean(run.steps))
+synk.close()
+"""
+    )
+    assert out.splitlines() == ["True 20 True True"], err
+
+
+def test_errors_of_on_epoch_and_of_batches(session):
+    w, x = theano.shared(np.zeros(2), "w"), T.vector("x", "float64")
+    f = synk.function([x], x.sum(), updates=[(w, w + x.mean())])
+    rule = rules.LocalSGD(every=50)
+
+    def on_epoch(run):
+        raise KeyError(run.epoch)
+
+    def on_epoch_of_synkhronos(run):
+        raise synk.SessionError("of the program")
+
+    data = [np.ones(4)]
+    with pytest.raises(synk.SessionError, match="of the program"):
+        synk.loop(f, data, params=[w], batch_size=1, epochs=3, rule=rule, on_epoch=on_epoch_of_synkhronos)
+    values = synk.gather(w, nd_up=1)
+    assert (values == values[0]).all()
+    synk.broadcast(w, np.zeros(2))
+    with pytest.raises(KeyError, match="1"):
+        synk.loop(f, [np.ones(4 * session)], params=[w], batch_size=1, epochs=3, rule=rule, on_epoch=on_epoch)
+    for rank in range(session):
+        np.testing.assert_array_equal(synk.get_value(rank, w), [4.0, 4.0])  # the loop has ended as it should
+
+    def three(rank, n_ranks, epoch, rng):
+        for _ in range(3):
+            yield [np.ones(1)]
+
+    with pytest.raises(synk.WorkerError, match="no more items"):
+        synk.loop(f, three, params=[w], batch_size=1, steps=9, rule=rule)
+
+    def fails(rank, n_ranks, epoch, rng):
+        yield [np.ones(1)]
+        raise OSError("the file is gone")
+
+    with pytest.raises(synk.WorkerError, match="the file is gone"):
+        synk.loop(f, fails, params=[w], batch_size=1, steps=9, rule=rule)
+    assert synk.loop(f, [np.ones(4)], params=[w], batch_size=1, steps=2, rule=rule).steps == [2] * session
+
+
+def test_the_timeout_limits_a_step_and_not_the_loop():
+    out, err = run_script(
+        """
+from synkhronos import rules
+synk.fork(2, timeout=1.5)
+w, x = theano.shared(0.0, "w"), T.dvector("x")
+f = synk.function([x], w, updates=[(w, w + x.sum())])
+def slow(rank, n_ranks, epoch, rng):
+    for step in range(12):
+        time.sleep(0.25)
+        yield [np.ones(1)]
+print(synk.loop(f, slow, params=[w], batch_size=1, steps=12, rule=rules.LocalSGD(every=6)).steps)
+def hangs(rank, n_ranks, epoch, rng):
+    for step in range(12):
+        if rank and step == 5:
+            time.sleep(60)
+        yield [np.ones(1)]
+began = time.monotonic()
+try:
+    synk.loop(f, hangs, params=[w], batch_size=1, steps=12, rule=rules.LocalSGD(every=6))
+except synk.WorkerTimeout as error:
+    print("rank 1" in str(error), time.monotonic() - began < 20)
+synk.close()
+"""
+    )
+    assert out.splitlines() == ["[12, 12]", "True True"], err
+
+
+# -- locks
+
+
+def take_and_die(memory, ready):
+    with SharedLocks(memory).hold(1, lambda: None):
+        ready.set()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_lock_of_a_dead_process_is_free():
+    segment = Segment.create(2 * LOCK_BYTES)
+    memory = segment.bytes[: 2 * LOCK_BYTES].reshape(2, LOCK_BYTES)
+    locks = SharedLocks.create(memory)
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=take_and_die, args=(memory, ready))
+    process.start()
+    assert ready.wait(30)
+    process.join(30)
+    for _ in range(2):  # the first one inherits the lock from the dead process
+        with locks.hold(1, lambda: None):
+            pass
+    segment.close_fd()
+
+
+def test_a_wait_for_a_lock_ends_if_the_check_raises():
+    segment = Segment.create(LOCK_BYTES)
+    locks = SharedLocks.create(segment.bytes[:LOCK_BYTES].reshape(1, LOCK_BYTES))
+    held, leave = threading.Event(), threading.Event()
+
+    def keep():
+        with locks.hold(0, lambda: None):
+            held.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    assert held.wait(30)
+    looked = []
+
+    def check():
+        looked.append(1)
+        if len(looked) == 3:
+            raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"), locks.hold(0, check):
+        pass
+    leave.set()
+    thread.join()
+    with locks.hold(0, check):
+        pass
+    segment.close_fd()

@@ -1,0 +1,171 @@
+"""Training loops over several nodes: the same values as on one node, interrupts, and losses of ranks."""
+
+import numpy as np
+import pytest
+from mpi_jobs import HELPERS, needs_mpi, output_of
+
+from synkhronos import rules
+
+pytestmark = needs_mpi
+
+PROGRAM = f"""
+    import os, signal, sys, threading, time
+    import numpy as np
+    sys.path.insert(0, {str(HELPERS)!r})
+    from backend import T, theano
+    import synkhronos as synk
+    import synkhronos._session.lifecycle as lifecycle
+    from synkhronos import rules
+
+    sizes = [int(size) for size in os.environ["RANKS"].split()]
+    own, find_devices = sizes[int(os.environ.get("PMI_RANK", 0))], lifecycle.find_free_devices
+    lifecycle.find_free_devices = lambda n_parallel, *others: find_devices(own, *others)
+    n = synk.fork(use_gpu=False, timeout=60, restart_workers="RESTART" in os.environ,
+                  wire_dtype=os.environ.get("WIRE_DTYPE"))
+    draw = np.random.RandomState(0)
+    X = draw.rand(97, 40)
+    Y = X.dot(draw.rand(40, 300))
+    w = theano.shared(np.zeros((40, 300)), "w")
+    x, y = T.dmatrix("x"), T.dmatrix("y")
+    loss = T.sqr(x.dot(w) - y).mean()
+    f = synk.function([x, y], loss, updates=[(w, w - 10 * T.grad(loss, w))])
+
+    def train(rule, **options):
+        w.set_value(np.zeros((40, 300)))
+        run = synk.loop(f, [X, Y], params=[w], batch_size=3, rule=rule, **options)
+        assert all((value == run.params[0]).all() for value in synk.gather(w))
+        return run
+"""
+
+ROUNDED = """
+    rounded, v = theano.shared(np.full(300_000, 1 / 3, "float32"), "rounded"), T.fvector("v")
+    g = synk.function([v], v.sum(), updates=[(rounded, rounded + np.float32(1e-4))])
+    run = synk.loop(g, [np.ones(2 * n, "float32")], params=[rounded], batch_size=1, steps=32,
+                    rule=rules.LocalSGD(every=1))
+    print(abs(run.params[0] - (1 / 3 + 32e-4)).max() < 2e-5)
+    synk.close()
+"""
+
+RULES = """
+    for rule in (rules.LocalSGD(every=3), rules.DiLoCo(every=4, delay=2), rules.DASO(warmup=1, cooldown=1),
+                 rules.SlowMo(every=3, learning_rate=10.0)):
+        run = train(rule, epochs=4)
+        print(*run.steps, *run.staleness, ";", *run.params[0][0, :5], *run.losses[-3:])
+    def batches(rank, n_ranks, epoch, rng):
+        while True:
+            yield X[rank : rank + 4], Y[rank : rank + 4]
+    w.set_value(np.zeros((40, 300)))
+    run = synk.loop(f, batches, params=[w], batch_size=4, steps=6, rule=rules.LocalSGD(every=2))
+    print(*run.steps, ";", *run.params[0][0, :5], *run.losses)
+    synk.close()
+"""
+
+
+def run(*sources, ranks, **environment):
+    return output_of(PROGRAM, *sources, n=len(ranks), RANKS=" ".join(map(str, ranks)), **environment).splitlines()
+
+
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 2), (1, 1, 1)], ids=str)
+def test_averages_are_those_of_one_node(ranks):
+    lines, alone = run(RULES, ranks=ranks), run(RULES, ranks=(sum(ranks),))
+    assert len(lines) == len(alone) == 5
+    for line, other in zip(lines, alone):
+        (steps, values), (steps_alone, values_alone) = line.split(";"), other.split(";")
+        assert steps == steps_alone
+        np.testing.assert_allclose(np.fromstring(values, sep=" "), np.fromstring(values_alone, sep=" "), rtol=1e-9)
+
+
+def test_parameters_are_not_rounded_to_the_wire_dtype():
+    assert run(ROUNDED, ranks=(1, 1), WIRE_DTYPE="bfloat16") == ["True"]
+
+
+def test_schedules_reach_all_nodes():
+    lines = run(
+        """
+        rate = theano.shared(0.0, "rate")
+        g = synk.function([x], rate + x.sum() * 0, updates=[(w, w + rate)])
+        run = synk.loop(g, [X], params=[w], batch_size=1, steps=9, rule=rules.LocalSGD(every=3),
+                        schedule={rate: lambda step: step + 1.0})
+        print([one[:, 0].tolist() for one in run.outputs])
+        synk.close()
+        """,
+        ranks=(1, 1),
+    )
+    steps = [float(step + 1) for step in range(9)]
+    assert lines == [str([steps, steps])]
+
+
+def test_groups_of_one_node():
+    """Between averages over all ranks, each node has parameters of its own."""
+    lines = run(
+        """
+        seen = []
+        def look(run):
+            values = [synk.get_value(rank, w) for rank in range(n)]
+            seen.append([bool(np.allclose(one, values[0], rtol=1e-12)) for one in values])
+        train(rules.Hierarchical(periods={9: "node", 27: "all"}), epochs=3, on_epoch=look)
+        print(seen)
+        synk.close()
+        """,
+        ranks=(2, 2),
+    )
+    assert lines == ["[[True, True, False, False], [True, True, False, False], [True, True, True, True]]"]
+
+
+def test_what_needs_one_node_is_refused():
+    lines = run(
+        """
+        for rule in (rules.EASGD(), rules.GoSGD()):
+            try:
+                train(rule, epochs=1)
+            except ValueError as error:
+                print("one node" in str(error))
+        synk.close()
+        """,
+        ranks=(1, 1),
+    )
+    assert lines == ["True", "True"]
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("rule", [rules.LocalSGD(every=5), rules.Outer(every=5, delay=3, merge="delta")], ids=str)
+def test_ctrl_c(ranks, rule):
+    lines = run(
+        f"""
+        rule = rules.{rule!r}
+        train(rule, epochs=1)
+        for seconds in (0.1, 0.3):
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+            began = time.monotonic()
+            run = train(rule, epochs=10**6)
+            print(run.interrupted, min(run.steps) > 0, time.monotonic() - began < seconds + 5)
+        print(train(rule, epochs=1).interrupted)
+        synk.close()
+        """,
+        ranks=ranks,
+    )
+    assert lines == ["True True True"] * 2 + ["False"]
+
+
+@pytest.mark.parametrize("which", ["on the controller's node", "on the other node"])
+def test_a_worker_is_killed_and_replaced(which):
+    lines = run(
+        f"""
+        class Dies:
+            def __call__(self, rank, n_ranks, epoch, rng):
+                for step in range(50):
+                    if rank == {1 if "controller" in which else 3} and step == 20:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    yield X[:4], Y[:4]
+        rule = rules.LocalSGD(every=3)
+        try:
+            synk.loop(f, Dies(), params=[w], batch_size=4, steps=50, rule=rule)
+        except synk.WorkerRestarted as error:
+            print(error.ranks)
+        print(train(rule, epochs=1).steps)
+        synk.close()
+        """,
+        ranks=(2, 2),
+        RESTART="1",
+    )
+    assert lines == [f"({1 if 'controller' in which else 3},)", "[9, 9, 9, 9]"]
