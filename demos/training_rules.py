@@ -82,6 +82,7 @@ def main(argv=None):
     synk.close()
     if worst < args.accuracy:
         sys.exit(f"an accuracy is {worst:.3f}; expected at least {args.accuracy}")
+    print(f"all accuracies are at least {args.accuracy}")
     return worst
 
 

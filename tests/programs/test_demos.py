@@ -33,6 +33,7 @@ ARGUMENTS = {
     "train_resnet_theano": [],
     "train_resnet": ["--ranks", "2", "--depth", "5", "--epochs", "1"],
     "digits": ["--ranks", "3", "--epochs", "10"],
+    "training_rules": ["--ranks", "2", "--epochs", "12", "--accuracy", "0.85"],
     "k_means": ["--ranks", "3", "--rows", "2001"],
     "hierarchical": ["--ranks", "2", "--rows", "300", "--draws", "20"],
     "run_lasagne_demos": [*SMALL, "--model", "custom_mlp:1,32,0,0", "--ranks", "2", "--json", "all.json"],
@@ -40,6 +41,7 @@ ARGUMENTS = {
 LAST_LINES = {  # other demos print that all results agree
     "train": "accuracy: ",
     "digits": "test accuracy 0.9",
+    "training": "all accuracies are at least 0.85",
     "run": "plot: lasagne_mnist.png",
     "hierarchical": "density, gradient and coefficients agree",
 }
