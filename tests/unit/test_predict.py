@@ -399,7 +399,7 @@ def test_a_verdict_on_more_than_one_node_begins_with_the_least_number():
 #: Numbers of parameters. AlexNet has two groups of convolutions, GoogLeNet both auxiliary classifiers.
 PARAMETERS = {"AlexNet": 60_965_224, "GoogLeNet": 13_378_280, "VGG16": 138_357_544, "ResNet50": 25_557_032}
 
-#: README of Theano-MPI (2017; arXiv:1605.08325): seconds per 5,120 images on Tesla K80 GPUs of one node, by NCCL in float32.
+#: README of Theano-MPI (2017; arXiv:1605.08325): seconds per 5,120 images on Tesla K80 GPUs of one node, with NCCL.
 #: Rows of a GPU in a step, seconds on 1 GPU, and on 2, 4 and 8: training, and exchange.
 K80 = {
     "AlexNet": (128, 20.50, {2: (10.35, 0.78), 4: (5.13, 0.54), 8: (2.63, 0.61)}),
