@@ -1,6 +1,15 @@
 """Cost model of calls: measured constants of the machine, and the seconds that they predict."""
 
-from synkhronos._costs.kernels import Roofline, RowTimes, Spread, expected_slowest, fit_row_times, rescaled
+from synkhronos._costs.kernels import (
+    KernelRegressor,
+    Roofline,
+    RowTimes,
+    Spread,
+    expected_slowest,
+    fit_row_times,
+    held_out_errors,
+    rescaled,
+)
 from synkhronos._costs.model import (
     Curve,
     Estimate,

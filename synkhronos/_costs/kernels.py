@@ -1,8 +1,9 @@
-"""Seconds in which ranks compute: by rows from measurements, on other processors by the roofline, and their spread."""
+"""Seconds in which ranks compute: by rows, on other processors, their spread, and those of kernels by their sizes."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -184,3 +185,121 @@ def expected_slowest(factors: tuple[float, ...], spread: Spread) -> float:
     above = 1 - above
     step = points[1] - points[0]
     return float(points[0] + step * (above.sum() - (above[0] + above[-1]) / 2))
+
+
+class KernelRegressor:
+    """Seconds of a kind of kernel by its sizes, from a small neural network.
+
+    A multi-layer perceptron maps the logarithms of sizes to the logarithm of seconds, so that equal relative errors
+    count equally. The result is the geometric mean of some networks that begin with different weights.
+
+    Parameters
+    ----------
+    sizes : sequence of sequence of float
+        Positive sizes of each measured kernel: (m, n, k) of a matrix product, (rows, channels, length, length of the
+        filter) of a convolution, (bytes,) of an elementwise operation.
+    seconds : sequence of float
+    hidden : tuple of int, optional
+        Units of the hidden layers.
+    n_networks : int, optional
+
+    Raises
+    ------
+    ImportError
+        If scikit-learn is not installed.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[Sequence[float]],
+        seconds: Sequence[float],
+        hidden: tuple[int, ...] = (32, 32),
+        n_networks: int = 3,
+    ) -> None:
+        try:
+            from sklearn.neural_network import MLPRegressor
+        except ImportError as error:
+            message = "scikit-learn is not installed, which predicts kernels that were not measured"
+            raise ImportError(f"{message}: pip install 'synkhronos[plan]'") from error
+        inputs, outputs = np.log(np.asarray(sizes, float)), np.log(np.asarray(seconds, float))
+        self._centre, self._scale = inputs.mean(axis=0), np.maximum(inputs.std(axis=0), 1e-9)
+        self._mean, self._deviation = outputs.mean(), max(outputs.std(), 1e-9)
+        self._networks = [
+            MLPRegressor(
+                hidden_layer_sizes=hidden,
+                activation="tanh",
+                solver="lbfgs",
+                alpha=1e-3,
+                max_iter=3000,
+                random_state=seed,
+            ).fit((inputs - self._centre) / self._scale, (outputs - self._mean) / self._deviation)
+            for seed in range(n_networks)
+        ]
+
+    def at(self, *sizes: float) -> float:
+        """Return the seconds of one kernel. Beyond the measured sizes, they are not reliable."""
+        inputs = (np.log(np.asarray([sizes], float)) - self._centre) / self._scale
+        outputs = [network.predict(inputs)[0] for network in self._networks]
+        return float(np.exp(self._mean + self._deviation * statistics.fmean(outputs)))
+
+
+class KernelGrid:
+    """Seconds of a kind of kernel by its sizes, interpolated on a grid of measured ones, on logarithmic scales.
+
+    Parameters
+    ----------
+    axes : sequence of sequence of float
+        Measured sizes along each axis, in increasing order; at least two.
+    seconds : sequence of float
+        For all combinations, with the last axis varying fastest.
+    """
+
+    def __init__(self, axes: Sequence[Sequence[float]], seconds: Sequence[float]) -> None:
+        from scipy.interpolate import RegularGridInterpolator
+
+        shape = tuple(map(len, axes))
+        values = np.log(np.asarray(seconds, float)).reshape(shape)
+        logarithms = [np.log(np.asarray(axis, float)) for axis in axes]
+        self._interpolated = RegularGridInterpolator(logarithms, values, bounds_error=False, fill_value=None)
+
+    def at(self, *sizes: float) -> float:
+        """Return the seconds of one kernel; beyond the measured sizes, with the slope of the last interval."""
+        return float(np.exp(self._interpolated(np.log(np.asarray([sizes], float)))[0]))
+
+
+@dataclass(frozen=True)
+class HeldOutErrors:
+    """Relative errors at sizes that were not used: medians and largest ones.
+
+    Attributes
+    ----------
+    regressor : tuple of float
+        Of a `KernelRegressor`.
+    interpolation : tuple of float
+        Of a `KernelGrid`.
+    """
+
+    regressor: tuple[float, float]
+    interpolation: tuple[float, float]
+
+
+def held_out_errors(
+    axes: Sequence[Sequence[float]],
+    seconds: Sequence[float],
+    held_out: Sequence[Sequence[float]],
+    expected: Sequence[float],
+) -> HeldOutErrors:
+    """Compare a regressor with interpolation, both from the same grid of measured kernels.
+
+    Parameters
+    ----------
+    axes, seconds
+        As for `KernelGrid`.
+    held_out : sequence of sequence of float
+        Sizes of other kernels.
+    expected : sequence of float
+        Their measured seconds.
+    """
+    models = KernelRegressor(list(itertools.product(*axes)), seconds), KernelGrid(axes, seconds)
+    errors = [[abs(model.at(*sizes) / one - 1) for sizes, one in zip(held_out, expected)] for model in models]
+    return HeldOutErrors(*((statistics.median(found), max(found)) for found in errors))

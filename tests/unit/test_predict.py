@@ -1,6 +1,8 @@
 """Prediction of training steps: formulas against values computed by hand, properties, and published measurements."""
 
+import itertools
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ from made_up_costs import CONSTANTS
 from synkhronos._costs import (
     Cluster,
     Curve,
+    KernelRegressor,
     Link,
     Roofline,
     RowTimes,
@@ -26,6 +29,7 @@ from synkhronos._costs import (
     expected_slowest,
     fit_link,
     fit_row_times,
+    held_out_errors,
     local_step,
     overlapped,
     predict_step,
@@ -104,6 +108,38 @@ def test_kernels_on_another_processor_stay_as_far_from_the_roofline():
     measured, other = Roofline(1e9, 1e8), Roofline(4e9, 1e8)
     # 2 s at best here, and 1 s there, where memory is the limit
     assert rescaled(3.0, 2e9, 1e8, measured, other) == pytest.approx(1.5)
+
+
+#: Lengths of products (m, n, k), and of others between them.
+LENGTHS, BETWEEN = (8, 32, 128, 512, 2048), (20, 90, 350, 1500)
+
+GRID_OF_PRODUCTS = list(itertools.product(LENGTHS, repeat=3))
+
+
+def seconds_of_product(m, n, k):
+    """Return seconds at 10 GFLOP/s or 5 GB/s, whichever is slower, and 1 µs of start."""
+    return 1e-6 + Roofline(1e10, 5e9).seconds(2 * m * n * k, 4 * (m * k + k * n + m * n))
+
+
+def test_regressors_predict_products_that_were_not_measured():
+    """Median errors of these made-up kernels are small; the largest ones are where arithmetic meets memory."""
+    held_out = list(itertools.product(BETWEEN, repeat=3))
+    seconds, expected = ([seconds_of_product(*one) for one in sizes] for sizes in (GRID_OF_PRODUCTS, held_out))
+    errors = held_out_errors((LENGTHS,) * 3, seconds, held_out, expected)
+    assert errors.regressor[0] < 0.03
+    assert errors.regressor[1] < errors.interpolation[1] == pytest.approx(0.163, abs=0.001)
+
+
+def test_regressors_of_passes_over_memory():
+    sizes = [2**i for i in range(10, 25)]
+    regressor = KernelRegressor([[size] for size in sizes], [1e-6 + size / 1e10 for size in sizes])
+    assert regressor.at(3e6) == pytest.approx(3.01e-4, rel=0.05)
+
+
+def test_a_missing_scikit_learn_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.neural_network", None)
+    with pytest.raises(ImportError, match=r"scikit-learn is not installed.*: pip install 'synkhronos\[plan\]'"):
+        KernelRegressor([[1.0]], [1.0])
 
 
 # Collectives
