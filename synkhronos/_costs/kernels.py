@@ -1,0 +1,305 @@
+"""Seconds in which ranks compute: by rows, on other processors, their spread, and those of kernels by their sizes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class RowTimes:
+    """Seconds of a kernel or a function by its number of rows: straight lines between points, never decreasing.
+
+    Attributes
+    ----------
+    rows : tuple of float
+        Numbers of rows, in increasing order.
+    seconds : tuple of float
+        In the same order, never decreasing.
+    constant : float
+        Seconds with 0 rows: work that is not divided, such as updates and the start of kernels.
+    """
+
+    rows: tuple[float, ...]
+    seconds: tuple[float, ...]
+    constant: float
+
+    def at(self, rows: float) -> float:
+        """Return the seconds for a number of rows.
+
+        Below the least number of rows, a line leads to the constant part. Above the largest, the line through the
+        largest point and the last one with at most half of its rows is extended.
+        """
+        if rows > self.rows[-1]:
+            points = zip((0.0, *self.rows), (self.constant, *self.seconds))
+            first, lower = max(point for point in points if point[0] <= self.rows[-1] / 2)
+            slope = (self.seconds[-1] - lower) / (self.rows[-1] - first)
+            return self.seconds[-1] + slope * (rows - self.rows[-1])
+        return float(np.interp(rows, (0.0, *self.rows), (self.constant, *self.seconds)))
+
+    def scaled(self, factor: float) -> RowTimes:
+        """Return the times multiplied by a factor."""
+        return RowTimes(self.rows, tuple(factor * one for one in self.seconds), factor * self.constant)
+
+
+def fit_row_times(rows: Sequence[float], seconds: Sequence[float]) -> RowTimes:
+    """Fit never decreasing seconds to measured ones, at five to seven numbers of rows, in any order.
+
+    The isotonic fit has the least sum of squared differences (pool-adjacent-violators algorithm; R. Barlow et al.
+    (1972), Statistical inference under order restrictions). Repeated numbers of rows enter with their median. The
+    constant part is where the line through the first point, and the first one with at least twice its rows, reaches 0
+    rows; it is between 0 and the seconds of the first point.
+
+    Parameters
+    ----------
+    rows : sequence of float
+        Positive.
+    seconds : sequence of float
+
+    Returns
+    -------
+    RowTimes
+
+    Raises
+    ------
+    ValueError
+        If there is no point, or if a number of rows is not positive.
+    """
+    if not rows or len(rows) != len(seconds) or min(rows) <= 0:
+        raise ValueError(
+            f"got rows {list(rows)} and seconds {list(seconds)}, expected as many positive rows as seconds"
+        )
+    sizes = sorted(set(rows))
+    values = [statistics.median(one for size, one in zip(rows, seconds) if size == each) for each in sizes]
+    fitted = _isotonic(values)
+    upper = next((i for i, size in enumerate(sizes) if size >= 2 * sizes[0]), len(sizes) - 1)
+    constant = 0.0
+    if upper:
+        slope = (fitted[upper] - fitted[0]) / (sizes[upper] - sizes[0])
+        constant = min(max(fitted[0] - slope * sizes[0], 0.0), fitted[0])
+    return RowTimes(tuple(map(float, sizes)), tuple(fitted), constant)
+
+
+def _isotonic(values: Sequence[float]) -> list[float]:
+    """Return the never decreasing sequence with the least sum of squared differences from ``values``."""
+    blocks: list[tuple[float, int]] = []  # mean and number of values
+    for value in values:
+        block = (float(value), 1)
+        while blocks and blocks[-1][0] > block[0]:
+            mean, n = blocks.pop()
+            block = ((mean * n + block[0] * block[1]) / (n + block[1]), n + block[1])
+        blocks.append(block)
+    return [mean for mean, n in blocks for _ in range(n)]
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Peak speeds of a processor (S. Williams, A. Waterman, D. Patterson (2009), Roofline, CACM 52).
+
+    Attributes
+    ----------
+    flops : float
+        Floating-point operations per second.
+    memory : float
+        Bytes per second.
+    """
+
+    flops: float
+    memory: float
+
+    def seconds(self, flops: float, n_bytes: float) -> float:
+        """Return t = max(flops / F, bytes / B), the least seconds of a kernel."""
+        return max(flops / self.flops, n_bytes / self.memory)
+
+
+def rescaled(seconds: float, flops: float, n_bytes: float, measured: Roofline, other: Roofline) -> float:
+    """Return the seconds of a kernel on another processor, equally far from the roofline."""
+    return seconds * other.seconds(flops, n_bytes) / measured.seconds(flops, n_bytes)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Random differences between the seconds of equal steps, independent on each rank.
+
+    Attributes
+    ----------
+    deviation : float
+        Standard deviation, relative to the mean, of a normal distribution.
+    samples : tuple of float
+        In its place, measured seconds, relative to their mean.
+    """
+
+    deviation: float = 0.0
+    samples: tuple[float, ...] = ()
+
+    @classmethod
+    def measured(cls, seconds: Sequence[float]) -> Spread:
+        """Return the empirical spread of the seconds of equal steps."""
+        mean = statistics.fmean(seconds)
+        return cls(samples=tuple(one / mean for one in seconds))
+
+    def of_sum(self, n_steps: int) -> Spread:
+        """Return the spread of the seconds of several steps, whose relative deviation is 1 / √n that of one step."""
+        deviation = statistics.pstdev(self.samples) if self.samples else self.deviation
+        return self if n_steps == 1 else Spread(deviation / math.sqrt(n_steps))
+
+
+@functools.lru_cache(maxsize=1024)
+def expected_slowest(factors: tuple[float, ...], spread: Spread) -> float:
+    """Return E[max of fᵢ Xᵢ]: the expected seconds of the slowest rank, relative to the mean of a rank of factor 1.
+
+    The distribution of a maximum of independent values is the product of theirs (order statistics; H. David, H.
+    Nagaraja (2003)). For equal factors and a normal distribution of deviation σ, the result is 1 + cσ, with c = 0.564
+    for 2 ranks, 1.03 for 4 and 1.42 for 8.
+
+    Parameters
+    ----------
+    factors : tuple of float
+        For each rank, how many times as long as others it computes.
+    spread : Spread
+    """
+    counts = {factor: factors.count(factor) for factor in set(factors)}
+    if spread.samples:
+        samples = np.sort(spread.samples)
+        points = np.sort([factor * one for factor in counts for one in samples])
+        below = np.ones(len(points))
+        for factor, count in counts.items():
+            # the tolerance makes up for rounding in factor * one / factor
+            at_most = np.searchsorted(samples, points / factor * (1 + 1e-12), side="right")
+            below *= (at_most / len(samples)) ** count
+        return float(points @ np.diff(below, prepend=0.0))
+    if not spread.deviation:
+        return max(factors)
+    reach = 8 * spread.deviation
+    points = np.linspace(min(factors) * (1 - reach), max(factors) * (1 + reach), 8001)
+    normal = statistics.NormalDist(1.0, spread.deviation)
+    above = np.ones(len(points))
+    for factor, count in counts.items():
+        above *= np.array([normal.cdf(one) for one in points / factor]) ** count
+    above = 1 - above
+    step = points[1] - points[0]
+    return float(points[0] + step * (above.sum() - (above[0] + above[-1]) / 2))
+
+
+class KernelRegressor:
+    """Seconds of a kind of kernel by its sizes, from a small neural network.
+
+    A multi-layer perceptron maps the logarithms of sizes to the logarithm of seconds, so that equal relative errors
+    count equally. The result is the geometric mean of some networks that begin with different weights.
+
+    Parameters
+    ----------
+    sizes : sequence of sequence of float
+        Positive sizes of each measured kernel: (m, n, k) of a matrix product, (rows, channels, length, length of the
+        filter) of a convolution, (bytes,) of an elementwise operation.
+    seconds : sequence of float
+    hidden : tuple of int, optional
+        Units of the hidden layers.
+    n_networks : int, optional
+
+    Raises
+    ------
+    ImportError
+        If scikit-learn is not installed.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[Sequence[float]],
+        seconds: Sequence[float],
+        hidden: tuple[int, ...] = (32, 32),
+        n_networks: int = 3,
+    ) -> None:
+        try:
+            from sklearn.neural_network import MLPRegressor
+        except ImportError as error:
+            message = "scikit-learn is not installed, which predicts kernels that were not measured"
+            raise ImportError(f"{message}: pip install 'synkhronos[plan]'") from error
+        inputs, outputs = np.log(np.asarray(sizes, float)), np.log(np.asarray(seconds, float))
+        self._centre, self._scale = inputs.mean(axis=0), np.maximum(inputs.std(axis=0), 1e-9)
+        self._mean, self._deviation = outputs.mean(), max(outputs.std(), 1e-9)
+        self._networks = [
+            MLPRegressor(
+                hidden_layer_sizes=hidden,
+                activation="tanh",
+                solver="lbfgs",
+                alpha=1e-3,
+                max_iter=3000,
+                random_state=seed,
+            ).fit((inputs - self._centre) / self._scale, (outputs - self._mean) / self._deviation)
+            for seed in range(n_networks)
+        ]
+
+    def at(self, *sizes: float) -> float:
+        """Return the seconds of one kernel. Beyond the measured sizes, they are not reliable."""
+        inputs = (np.log(np.asarray([sizes], float)) - self._centre) / self._scale
+        outputs = [network.predict(inputs)[0] for network in self._networks]
+        return float(np.exp(self._mean + self._deviation * statistics.fmean(outputs)))
+
+
+class KernelGrid:
+    """Seconds of a kind of kernel by its sizes, interpolated on a grid of measured ones, on logarithmic scales.
+
+    Parameters
+    ----------
+    axes : sequence of sequence of float
+        Measured sizes along each axis, in increasing order; at least two.
+    seconds : sequence of float
+        For all combinations, with the last axis varying fastest.
+    """
+
+    def __init__(self, axes: Sequence[Sequence[float]], seconds: Sequence[float]) -> None:
+        from scipy.interpolate import RegularGridInterpolator
+
+        shape = tuple(map(len, axes))
+        values = np.log(np.asarray(seconds, float)).reshape(shape)
+        logarithms = [np.log(np.asarray(axis, float)) for axis in axes]
+        self._interpolated = RegularGridInterpolator(logarithms, values, bounds_error=False, fill_value=None)
+
+    def at(self, *sizes: float) -> float:
+        """Return the seconds of one kernel; beyond the measured sizes, with the slope of the last interval."""
+        return float(np.exp(self._interpolated(np.log(np.asarray([sizes], float)))[0]))
+
+
+@dataclass(frozen=True)
+class HeldOutErrors:
+    """Relative errors at sizes that were not used: medians and largest ones.
+
+    Attributes
+    ----------
+    regressor : tuple of float
+        Of a `KernelRegressor`.
+    interpolation : tuple of float
+        Of a `KernelGrid`.
+    """
+
+    regressor: tuple[float, float]
+    interpolation: tuple[float, float]
+
+
+def held_out_errors(
+    axes: Sequence[Sequence[float]],
+    seconds: Sequence[float],
+    held_out: Sequence[Sequence[float]],
+    expected: Sequence[float],
+) -> HeldOutErrors:
+    """Compare a regressor with interpolation, both from the same grid of measured kernels.
+
+    Parameters
+    ----------
+    axes, seconds
+        As for `KernelGrid`.
+    held_out : sequence of sequence of float
+        Sizes of other kernels.
+    expected : sequence of float
+        Their measured seconds.
+    """
+    models = KernelRegressor(list(itertools.product(*axes)), seconds), KernelGrid(axes, seconds)
+    errors = [[abs(model.at(*sizes) / one - 1) for sizes, one in zip(held_out, expected)] for model in models]
+    return HeldOutErrors(*((statistics.median(found), max(found)) for found in errors))

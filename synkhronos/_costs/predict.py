@@ -1,0 +1,469 @@
+"""Prediction of training steps on other numbers of nodes, ranks and rows. Pure functions of numbers.
+
+The seconds of one rank by its number of rows are measured; the rest follows from formulas, which docs/cost_model.md
+lists with their sources and assumptions. In them, m is the number of bytes that are all-reduced, P the number of
+processes, α the latency and β = 1 / bandwidth of a link, t the seconds that a rank computes in a step, t_x those of an
+exchange.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from synkhronos._costs.kernels import RowTimes, Spread, expected_slowest
+from synkhronos._costs.model import Curve, Machine
+
+#: Bytes of an element on the wire, relative to float32, which gradients have.
+WIRE_DTYPES = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
+
+_HIDDEN = 0.05  # part of a step below which exchange counts as hidden
+_WORTHWHILE = 1.05  # speed-up from which another wire dtype is worth a word
+_MOST_STEPS = 1024  # between two exchanges that the verdict proposes
+
+
+@dataclass(frozen=True)
+class Link:
+    """Connection between nodes, or between the ranks of a node.
+
+    Attributes
+    ----------
+    latency : float
+        α: seconds of a message without bytes.
+    bandwidth : float
+        1 / β: bytes per second in each direction.
+    """
+
+    latency: float
+    bandwidth: float
+
+    def message(self, n_bytes: float) -> float:
+        """Return α + mβ, the seconds of one message."""
+        return self.latency + n_bytes / self.bandwidth
+
+    def reduce_scatter(self, n_bytes: float, n_processes: int) -> float:
+        """Return (P - 1)α + (P - 1) / P mβ, the seconds of a reduce-scatter or an all-gather, by a ring or directly.
+
+        In a ring, a process sends P - 1 messages of m / P bytes to the next one. In the direct algorithm, it sends as
+        many of the same size to all others, through the same port.
+        """
+        return (n_processes - 1) * self.message(n_bytes / n_processes)
+
+    def all_reduce(self, n_bytes: float, n_processes: int) -> float:
+        """Return 2(P - 1)α + 2(P - 1) / P mβ: a reduce-scatter and an all-gather.
+
+        R. Thakur, R. Rabenseifner, W. Gropp (2005), Optimization of collective communication operations in MPICH.
+        """
+        return 2 * self.reduce_scatter(n_bytes, n_processes)
+
+
+def bytes_sent(n_bytes: float, n_processes: int) -> float:
+    """Return 2(P - 1) / P m, the bytes that each process sends in an all-reduce."""
+    return 2 * (n_processes - 1) / n_processes * n_bytes
+
+
+def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
+    """Fit α and β to the seconds of messages in one direction, so that relative errors have the least sum of squares.
+
+    Parameters
+    ----------
+    sizes : sequence of float
+        Bytes of messages; at least two different numbers.
+    seconds : sequence of float
+
+    Returns
+    -------
+    Link
+        α is not negative: without that, it would be so for messages whose seconds grow more slowly than their bytes.
+    """
+    weights = 1 / np.asarray(seconds, float)
+    columns = np.stack([np.ones(len(sizes)), np.asarray(sizes, float)], axis=1) * weights[:, None]
+    (latency, per_byte), *_ = np.linalg.lstsq(columns, np.ones(len(sizes)), rcond=None)
+    if latency < 0:
+        latency, per_byte = 0.0, columns[:, 1].sum() / np.square(columns[:, 1]).sum()
+    if not per_byte > 0:
+        raise ValueError(
+            f"got messages of {list(sizes)} bytes in {list(seconds)} seconds, expected longer ones to take longer"
+        )
+    return Link(float(latency), float(1 / per_byte))
+
+
+def overlapped(compute: float, first: float, exchange: float) -> float:
+    """Return max(t, t_first + t_x): the seconds of a step whose exchange begins at the first large gradient.
+
+    Parameters
+    ----------
+    compute : float
+        t.
+    first : float
+        t_first: seconds after which the first large gradient exists; ``compute`` if exchange waits for all gradients.
+    exchange : float
+        t_x.
+    """
+    return max(compute, first + exchange)
+
+
+def local_step(compute: float, exchange: float, every: int) -> float:
+    """Return t + t_x / H: the seconds of a step if ranks average their parameters after each H steps."""
+    return compute + exchange / every
+
+
+def smallest_delay(compute: float, exchange: float) -> int:
+    """Return the smallest W with W t ≥ t_x: for how many steps an average is delayed if no step waits for it."""
+    return math.ceil(exchange / compute)
+
+
+def delayed_step(compute: float, exchange: float, every: int, delay: int | None = None) -> float:
+    """Return the seconds of a step if an average begins every B steps and is merged W steps later.
+
+    The step takes max(t, t_x / B), because the next average begins when the last one is complete. If W is given, each
+    average is waited for if W steps are too short for it: t + max(0, t_x - W t) / B.
+
+    Parameters
+    ----------
+    compute : float
+        t.
+    exchange : float
+        t_x.
+    every : int
+        B.
+    delay : int, optional
+        W.
+    """
+    if delay is None:
+        return max(compute, exchange / every)
+    return compute + max(0.0, exchange - min(delay, every) * compute) / every
+
+
+def centre_saturates(compute: float, exchange: float, every: int, n_ranks: int) -> bool:
+    """Return whether p t_x ≥ τ t: more ranks meet at a centre, one by one, than it has time for."""
+    return n_ranks * exchange >= every * compute
+
+
+def centre_step(compute: float, exchange: float, every: int, n_ranks: int) -> float:
+    """Return max(t + t_x / τ, p t_x / τ): the seconds of a step if each of p ranks meets a centre every τ steps.
+
+    The centre serves one rank at a time. Chance queues before it saturates are neglected.
+    """
+    return max(compute + exchange / every, n_ranks * exchange / every)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How ranks combine parameters: a training rule.
+
+    Attributes
+    ----------
+    kind : str
+        ``"bsp"``: gradients are all-reduced in each step. ``"local"``: parameters are averaged after ``every`` steps.
+        ``"delayed"``: the same, while further steps are computed. ``"centre"``: each rank meets the centre of its node
+        after ``every`` steps, and the nodes' centres are averaged in the background.
+    every : int
+        Steps between exchanges; 1 for ``"bsp"``.
+    delay : int or None
+        Steps after which a delayed average is merged. By default, just enough that no step waits.
+    """
+
+    kind: Literal["bsp", "local", "delayed", "centre"] = "bsp"
+    every: int = 1
+    delay: int | None = None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a training function computes and exchanges in a step.
+
+    Attributes
+    ----------
+    kernels : tuple of RowTimes
+        Of one rank; their sum is the time of a step.
+    n_bytes : float
+        Bytes of the float32 arrays that are all-reduced.
+    n_collectives : int
+        Number of collectives that exchange them.
+    first : float
+        Part of the computation after which the first large gradient exists. 1: exchange does not overlap.
+    spread : Spread
+        Of the seconds of equal steps of one rank.
+    """
+
+    kernels: tuple[RowTimes, ...]
+    n_bytes: float
+    n_collectives: int = 1
+    first: float = 1.0
+    spread: Spread = field(default_factory=Spread)
+
+    def compute(self, rows: float) -> float:
+        """Return the seconds that one rank computes."""
+        return sum(kernel.at(rows) for kernel in self.kernels)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal nodes, and the link between them.
+
+    Attributes
+    ----------
+    link : Link
+        Between nodes.
+    within : Link or Curve
+        Between ranks of a node: a link, or measured seconds of an all-reduce by bytes.
+    wire_dtype : str
+        Type of gradients on the link between nodes: a key of `WIRE_DTYPES`.
+    barrier : float
+        Seconds in which the ranks of a node wait for each other, for each collective.
+    command : float
+        Seconds of the command by which ranks start a step.
+    contention : Curve or None
+        How many times as long kernels take while several ranks of a node compute, by the number of these. ``None``:
+        ranks do not slow each other down.
+    slow : tuple of float
+        How many times as long some ranks compute, in addition to contention. All others: 1.
+    """
+
+    link: Link
+    within: Link | Curve
+    wire_dtype: str = "float32"
+    barrier: float = 0.0
+    command: float = 0.0
+    contention: Curve | None = None
+    slow: tuple[float, ...] = ()
+
+
+def cluster_of(machine: Machine, n_ranks: int, link: Link) -> Cluster:
+    """Return nodes like a measured machine.
+
+    Parameters
+    ----------
+    machine : Machine
+    n_ranks : int
+        Number of ranks with which it was measured; at least 2.
+    link : Link
+        Between nodes.
+
+    Returns
+    -------
+    Cluster
+        Contention is that of a pass over the largest measured arrays: the bandwidth of memory.
+    """
+    slowdown = machine.together.passes.seconds[-1] / machine.alone.passes.seconds[-1]
+    contention = Curve((1.0, float(n_ranks)), (1.0, max(1.0, slowdown)))
+    return Cluster(link, machine.reduction, "float32", machine.meeting, machine.command, contention)
+
+
+def exchange_seconds(workload: Workload, cluster: Cluster, nodes: int, ranks: int) -> tuple[float, float]:
+    """Return the seconds of a hierarchical all-reduce within nodes, and between them.
+
+    The ranks of a node reduce their arrays, one process of each node takes part in the all-reduce between nodes, in the
+    wire dtype, and the ranks of a node share the result.
+    """
+    n_bytes, n_collectives = workload.n_bytes, workload.n_collectives
+    if not n_bytes:
+        return 0.0, 0.0
+    within = between = 0.0
+    if ranks > 1:
+        each = n_bytes / n_collectives
+        once = cluster.within.at(each) if isinstance(cluster.within, Curve) else cluster.within.all_reduce(each, ranks)
+        within = n_collectives * (once + cluster.barrier)
+    if nodes > 1:
+        each = n_bytes * WIRE_DTYPES[cluster.wire_dtype] / n_collectives
+        between = n_collectives * cluster.link.all_reduce(each, nodes)
+    return within, between
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """Predicted step on some nodes.
+
+    Attributes
+    ----------
+    nodes, ranks : int
+        Number of nodes, and of ranks on each.
+    batch : int
+        Rows of all ranks in one step.
+    seconds : float
+        Of the step: ``compute + waiting + exposed``.
+    compute : float
+        Mean of the seconds in which a rank computes.
+    undivided : float
+        Of these, seconds that do not depend on the number of rows, and the command.
+    waiting : float
+        Seconds in which a rank waits for the slowest one.
+    exposed : float
+        Seconds of exchange during which ranks do not compute.
+    on_link : float
+        Of these, seconds of the link between nodes.
+    efficiency : float
+        Seconds of one rank with the same batch, divided by the number of all ranks and by ``seconds``.
+    link_bytes : float
+        Bytes that each node sends to others, on average over steps.
+    """
+
+    nodes: int
+    ranks: int
+    batch: int
+    seconds: float
+    compute: float
+    undivided: float
+    waiting: float
+    exposed: float
+    on_link: float
+    efficiency: float
+    link_bytes: float
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows of all ranks per second."""
+        return self.batch / self.seconds
+
+    @property
+    def limit(self) -> str:
+        """The part of a step that takes the longest, in words."""
+        parts = {
+            "compute": self.compute - self.undivided,
+            "work that is not divided": self.undivided,
+            "waiting for the slowest rank": self.waiting,
+            "the exchange within nodes": self.exposed - self.on_link,
+            "the link": self.on_link,
+        }
+        return max(parts, key=parts.__getitem__)
+
+
+def predict_step(
+    workload: Workload, cluster: Cluster, nodes: int, ranks: int, batch: int, rule: Rule | None = None
+) -> StepPrediction:
+    """Predict a step of a training rule.
+
+    Every rank computes ``batch / (nodes * ranks)`` rows, rounded up. With ``"bsp"``, ranks wait for the slowest in each
+    step. Averages of parameters leave them the steps between two averages to catch up, and with ``"centre"`` no rank
+    waits for another one.
+    """
+    rule = rule or Rule()
+    n_ranks = nodes * ranks
+    contention = cluster.contention.at(ranks) if cluster.contention and ranks > 1 else 1.0
+    command = cluster.command if n_ranks > 1 else 0.0
+    own = contention * workload.compute(math.ceil(batch / n_ranks))
+    undivided = contention * sum(kernel.constant for kernel in workload.kernels) + command
+    factors = (*cluster.slow[:n_ranks], *(1.0,) * (n_ranks - len(cluster.slow)))
+    within, between = exchange_seconds(workload, cluster, nodes, ranks)
+    exchange = within + between
+    if rule.kind == "centre":
+        compute = slowest = n_ranks / sum(1 / (own * factor + command) for factor in factors)
+        within = exchange_seconds(workload, cluster, 1, min(ranks, 2))[0]  # a rank and the centre
+        exposed = max(centre_step(compute, within, rule.every, ranks), between / rule.every) - compute
+        on_link = max(0.0, exposed - (centre_step(compute, within, rule.every, ranks) - compute))
+    else:
+        compute = own * statistics.fmean(factors) + command
+        slowest = max(compute, own * expected_slowest(factors, workload.spread.of_sum(rule.every)) + command)
+        if rule.kind == "bsp":
+            seconds = overlapped(slowest, workload.first * slowest, exchange)
+        elif rule.kind == "local":
+            seconds = local_step(slowest, exchange, rule.every)
+        else:
+            seconds = delayed_step(slowest, exchange, rule.every, rule.delay)
+        exposed = seconds - slowest
+        on_link = exposed * between / exchange if exchange else 0.0
+    seconds = slowest + exposed
+    sent = bytes_sent(workload.n_bytes * WIRE_DTYPES[cluster.wire_dtype], nodes) / rule.every
+    efficiency = workload.compute(batch) / (n_ranks * seconds)
+    waiting = slowest - compute
+    return StepPrediction(nodes, ranks, batch, seconds, compute, undivided, waiting, exposed, on_link, efficiency, sent)
+
+
+@dataclass(frozen=True)
+class PredictionTable:
+    """Predicted steps by numbers of nodes, of ranks on each, and of rows.
+
+    Attributes
+    ----------
+    steps : tuple of StepPrediction
+    """
+
+    steps: tuple[StepPrediction, ...]
+
+    def at(self, nodes: int, ranks: int, batch: int) -> StepPrediction:
+        """Return one prediction; raise `KeyError` if the table does not have it."""
+        for step in self.steps:
+            if (step.nodes, step.ranks, step.batch) == (nodes, ranks, batch):
+                return step
+        raise KeyError(f"got nodes={nodes}, ranks={ranks}, batch={batch}, which this table does not have")
+
+    def seconds(self, nodes: int, ranks: int, batch: int) -> float:
+        """Return the seconds of a step."""
+        return self.at(nodes, ranks, batch).seconds
+
+    def __str__(self) -> str:
+        titles = (
+            "nodes",
+            "ranks",
+            "batch",
+            "step ms",
+            "compute",
+            "waiting",
+            "exchange",
+            "efficiency",
+            "sent MB",
+            "rows/s",
+        )
+        lines = [titles]
+        for one in self.steps:
+            times = (f"{1e3 * part:.4g}" for part in (one.seconds, one.compute, one.waiting, one.exposed))
+            sizes = (str(size) for size in (one.nodes, one.ranks, one.batch))
+            rates = (f"{one.efficiency:.0%}", f"{1e-6 * one.link_bytes:.4g}", f"{one.rows_per_second:.4g}")
+            lines.append((*sizes, *times, *rates))  # type: ignore[arg-type]
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in lines)
+
+
+def predict_steps(
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    nodes: Sequence[int],
+    ranks: Sequence[int],
+    batches: Sequence[int],
+    rule: Rule | None = None,
+) -> PredictionTable:
+    """Predict steps with all combinations of numbers of nodes, of ranks on each, and of rows of all ranks."""
+    return PredictionTable(
+        tuple(
+            predict_step(workload, cluster, n_nodes, n_ranks, batch, rule)
+            for n_nodes in nodes
+            for n_ranks in ranks
+            for batch in batches
+        )
+    )
+
+
+def verdict(
+    workload: Workload, cluster: Cluster, *, nodes: Sequence[int], ranks: int, batch: int, rule: Rule | None = None
+) -> str:
+    """Say in one sentence what limits a step on the largest number of nodes, from which number on, and what helps.
+
+    If the link does, the sentence has the speed-up by bfloat16 on the wire, and the smallest power of 2 of steps
+    between averages of parameters with which at most 5 % of a step are exchange; both on the largest number of nodes.
+    """
+    rule, sizes = rule or Rule(), sorted(nodes)
+    steps = [predict_step(workload, cluster, size, ranks, batch, rule) for size in sizes]
+    last = steps[-1]
+    since = next(i for i in range(len(steps)) if all(step.limit == last.limit for step in steps[i:]))
+    where = f"from {sizes[since]} nodes on" if since or sizes[0] > 1 else f"up to {sizes[-1]} nodes"
+    parts = [f"{last.limit} is the limit {where}"]
+    if last.limit == "the link":
+        if cluster.wire_dtype == "float32":
+            half = predict_step(workload, replace(cluster, wire_dtype="bfloat16"), sizes[-1], ranks, batch, rule)
+            gain = last.seconds / half.seconds
+            parts += [f"bfloat16 gives {gain:.1f}×"] if gain >= _WORTHWHILE else []
+        every = 2
+        while rule.kind == "bsp" and every <= _MOST_STEPS:
+            step = predict_step(workload, cluster, sizes[-1], ranks, batch, Rule("local", every))
+            if step.exposed <= _HIDDEN * step.seconds:
+                parts.append(f"every={every} hides it")
+                break
+            every *= 2
+    return "; ".join(parts)
