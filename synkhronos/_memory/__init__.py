@@ -1,6 +1,6 @@
 """Memory shared by the processes of a session: allocate, map, send, grow and free it."""
 
-from synkhronos._memory.channels import FdChannel, Mailbox
+from synkhronos._memory.channels import LOCK_BYTES, FdChannel, Mailbox, SharedLocks
 from synkhronos._memory.descriptors import Descriptor, OwnedSocket, release_freed_memory, remove_stale
 from synkhronos._memory.heap import (
     Arena,
@@ -12,7 +12,6 @@ from synkhronos._memory.heap import (
     make_heap,
     place_of,
 )
-from synkhronos._memory.locks import LOCK_BYTES, SharedLocks
 from synkhronos._memory.segments import (
     ArrayRef,
     FilePart,
