@@ -73,7 +73,7 @@ def fit_row_times(rows: Sequence[float], seconds: Sequence[float]) -> RowTimes:
     """
     if not rows or len(rows) != len(seconds) or min(rows) <= 0:
         raise ValueError(
-            f"got rows {list(rows)} and seconds {list(seconds)}, expected as many positive rows as seconds"
+            f"got rows {list(rows)} and seconds {list(seconds)}; expected as many positive rows as seconds"
         )
     sizes = sorted(set(rows))
     values = [statistics.median(one for size, one in zip(rows, seconds) if size == each) for each in sizes]
@@ -219,8 +219,7 @@ class KernelRegressor:
         try:
             from sklearn.neural_network import MLPRegressor
         except ImportError as error:
-            message = "scikit-learn is not installed, which predicts kernels that were not measured"
-            raise ImportError(f"{message}: pip install 'synkhronos[plan]'") from error
+            raise ImportError("KernelRegressor needs scikit-learn: pip install 'synkhronos[plan]'") from error
         inputs, outputs = np.log(np.asarray(sizes, float)), np.log(np.asarray(seconds, float))
         self._centre, self._scale = inputs.mean(axis=0), np.maximum(inputs.std(axis=0), 1e-9)
         self._mean, self._deviation = outputs.mean(), max(outputs.std(), 1e-9)

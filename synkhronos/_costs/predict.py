@@ -88,7 +88,7 @@ def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
         latency, per_byte = 0.0, columns[:, 1].sum() / np.square(columns[:, 1]).sum()
     if not per_byte > 0:
         raise ValueError(
-            f"got messages of {list(sizes)} bytes in {list(seconds)} seconds, expected longer ones to take longer"
+            f"got messages of {list(sizes)} bytes in {list(seconds)} seconds; expected longer ones to take longer"
         )
     return Link(float(latency), float(1 / per_byte))
 
@@ -391,7 +391,7 @@ class PredictionTable:
         for step in self.steps:
             if (step.nodes, step.ranks, step.batch) == (nodes, ranks, batch):
                 return step
-        raise KeyError(f"got nodes={nodes}, ranks={ranks}, batch={batch}, which this table does not have")
+        raise KeyError(f"got nodes={nodes}, ranks={ranks}, batch={batch}; expected numbers of this table")
 
     def seconds(self, nodes: int, ranks: int, batch: int) -> float:
         """Return the seconds of a step."""

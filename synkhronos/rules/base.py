@@ -30,8 +30,6 @@ class Rule:
     ----------
     engine : str
         How ranks exchange vectors: ``"average"``, ``"centre"``, ``"gossip"`` or ``"none"``.
-    name : str
-        The class and its settings.
 
     Examples
     --------
