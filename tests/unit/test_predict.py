@@ -138,7 +138,7 @@ def test_regressors_of_passes_over_memory():
 
 def test_a_missing_scikit_learn_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.neural_network", None)
-    with pytest.raises(ImportError, match=r"scikit-learn is not installed.*: pip install 'synkhronos\[plan\]'"):
+    with pytest.raises(ImportError, match=r"KernelRegressor needs scikit-learn: pip install 'synkhronos\[plan\]'"):
         KernelRegressor([[1.0]], [1.0])
 
 
