@@ -430,6 +430,17 @@ class Function:
             session.replica_check.note_data(self._graph.sliceable_shareds)
         return True
 
+    def updates_alone(self) -> bool:
+        """Return whether each rank updates variables by itself, so that ranks get different values.
+
+        Returns
+        -------
+        bool
+            Whether the function has updates of tensor variables, and no collectives.
+        """
+        updated = map(_graph.is_tensor_variable, _graph.updated_variables(self._theano))
+        return any(updated) and not self._collectives.any
+
     def local(self, session: Session) -> tuple[int, Sequence[Any], Sequence[Any]]:
         """Distribute the function as a rank computes it alone, for `loop`.
 
@@ -483,7 +494,7 @@ class Function:
         )
 
     def __dir__(self) -> list[str]:
-        return public_names(self, "join", "local")
+        return public_names(self, "join", "local", "updates_alone")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(

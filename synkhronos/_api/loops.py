@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -19,13 +20,13 @@ from synkhronos._api.variables import start
 from synkhronos._rank import MOST_BARRIERS, MOST_STEPS, Board, EndLoop, Exchange, Loop, Records
 from synkhronos._session import Session, current
 from synkhronos._utils.interrupts import deferred_interrupts
-from synkhronos.errors import SessionError, SynkhronosError
-from synkhronos.rules import BSP, Rule
+from synkhronos.errors import SessionError, SynkhronosError, WorkerRestarted
+from synkhronos.rules import BSP, Average, Rule
 
 _numbers = itertools.count()
 _LEAST_PIECE = 1 << 16  # bytes of the smallest pieces in which transports move arrays
 
-#: What exchanges do to variables that the function updates in addition to the parameters.
+#: Treatments of variables that the function updates in addition to the parameters.
 _OF_OTHERS = ("local", "average", "reset")
 
 
@@ -48,7 +49,7 @@ class Run:
         ``(turn, rank, kind, step, other)`` of each exchange with a centre or by gossip, in the order of the turns:
         ``"meet"``, ``"send"`` or ``"merge"``, the number of steps that the rank had made, and the other rank.
     interrupted : bool
-        Whether Ctrl-C has ended the loop.
+        Whether Ctrl-C, or the exception of another signal handler, has ended the loop.
 
     Examples
     --------
@@ -161,9 +162,9 @@ def loop(
     seed : int
         Seed of the shuffling, and of the random numbers of rules.
     others : str
-        What an exchange does to other variables of floating-point numbers that the function updates, such as those of
-        an update rule: nothing (``"local"``), average them, or reset them to their values at the start. At the end of
-        the loop, they are averaged.
+        Treatment of other variables of floating-point numbers that the function updates, such as those of an update
+        rule. ``"local"``: exchanges do not change them. ``"average"`` and ``"reset"``: each exchange averages them, or
+        resets them to their values at the start; with averages only. At the end of the loop, they are averaged.
 
     Returns
     -------
@@ -262,9 +263,16 @@ def _in_step(
     """Call a function for each step, with the rows of all ranks."""
     if callable(inputs):
         raise TypeError("batches from a callable need a rule with local steps, such as rules.LocalSGD")
+    if isinstance(f, Function) and not isinstance(f, ExactFunction) and f.updates_alone():
+        raise TypeError(
+            f"{f!r} updates variables on each rank alone; build it with exact=True or with collectives, or pass a rule "
+            "such as rules.LocalSGD(every=1)"
+        )
     inputs, n_ranks, step = list(inputs), session.n_ranks, itertools.count()
-    shared = {var: value for var, value in (schedule or {}).items() if _graph.is_shared_variable(var)}
-    given = {key: value for key, value in (schedule or {}).items() if key not in shared}
+    by_name = {var.name: var for var in (f.get_shared() if isinstance(f, Function) else ()) if var.name}
+    given = {by_name.get(key, key) if isinstance(key, str) else key: one for key, one in (schedule or {}).items()}
+    shared = {var: one for var, one in given.items() if _graph.is_shared_variable(var)}
+    given = {key: one for key, one in given.items() if key not in shared}
     named = {key if isinstance(key, str) else key.name: value for key, value in given.items()}
     n_rows = _length_of(inputs)
     run = Run(n_ranks, lambda: [var.get_value() for var in params])
@@ -340,9 +348,12 @@ class _Loop:
             and np.dtype(var.dtype).kind == "f"
         ]
         self._of_others = others
+        self._keys = session.keys([*variables, *self._others])
         self._memory: Data | None = None  # of the board
         self._board: Board | None = None
-        self._is_open = self._is_answered = False
+        self._is_open = False
+        self._number = 0  # of the next command
+        self._unanswered: int | None = None  # number of a command whose records were not added yet
 
     def _arrays(self, inputs: Any) -> list[Data]:
         given = list(inputs)
@@ -351,9 +362,9 @@ class _Loop:
         for one, var in zip(given, self._scattered):
             if isinstance(one, Data) and (one.dtype != np.dtype(var.dtype) or one.ndim != var.ndim):
                 raise TypeError(f"got {one!r} for {var}; expected {var.dtype} data of {var.ndim} dimensions")
-        return [
-            one if isinstance(one, Data) else data(np.asarray(one), var) for one, var in zip(given, self._scattered)
-        ]
+        known = (Data, np.ndarray, list, tuple)  # others, such as datasets of h5py, are read here
+        values = [one if isinstance(one, known) else np.asarray(one) for one in given]
+        return [one if isinstance(one, Data) else data(one, var) for one, var in zip(values, self._scattered)]
 
     def _variables_of(self) -> list[Any]:
         """Return the shared variables of the function."""
@@ -394,48 +405,51 @@ class _Loop:
                     raise _OfProgram from error
                 if not goes_on:
                     break
-        except SynkhronosError:
+            self._end(run)
+        except _OfProgram as error:
+            assert error.__cause__ is not None
+            if self._is_open and not session.broken and not isinstance(error.__cause__, WorkerRestarted):
+                self._end(run)
+            else:
+                self._discard()
+            raise error.__cause__ from None
+        except Exception:
             self._discard()
             raise
-        except BaseException as error:  # of `on_epoch`, or of a signal handler
+        except BaseException as error:  # of a signal handler
             run.interrupted = True
-            if not session.broken:
-                self._end(run)
-            if isinstance(error, _OfProgram) and error.__cause__ is not None:
-                raise error.__cause__ from None
+            if self._is_open and not session.broken:
+                self._end(run, drop=True)
             if session.broken or not isinstance(error, KeyboardInterrupt):
                 raise
-            return run
-        try:
-            self._end(run)
-        except KeyboardInterrupt:  # it came at the end
-            if session.broken:
-                raise
-            run.interrupted = True
+            if run._values is None:  # the loop had not begun
+                run._values = [np.array(_graph.host_array(var)) for var in self._variables]
         return run
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: Run, drop: bool = False) -> None:
         """Complete the exchanges, and set the parameters to the result on all ranks."""
         session = self._session
         with deferred_interrupts():
             try:
-                command = EndLoop(self._key, drop=run.interrupted, again=not self._is_answered)
+                command = EndLoop(self._key, self._keys, drop=drop, unanswered=self._unanswered)
                 results = session.run(command)
                 for records in zip(*(records for records, _ in _with_equal_lengths(results))):
                     run._add(records)
                 run._values = session.private(results[session.master_rank][1])
                 if self._shared:
                     broadcast([var for var, _ in self._shared])
-                session.replica_check.note_parts(self._variables, are_parts=False)
+                session.replica_check.note_parts([*self._variables, *self._others], are_parts=False)
             finally:
                 self._discard()
 
     def _discard(self) -> None:
         """Have the ranks forget the loop, and free its memory."""
-        self._is_open = False
-        if not self._session.broken:
-            self._session.run(EndLoop(self._key, discard=True))
-        self._data, self._board, self._memory = [], None, None
+        self._is_open, self._board = False, None
+        kept, self._data, self._memory = [*self._data, self._memory], [], None
+        with contextlib.suppress(SynkhronosError):  # the exception that has ended the loop says more
+            if not self._session.broken:
+                self._session.run(EndLoop(self._key, self._keys, discard=True))
+        del kept
 
     def _begin(self) -> None:
         """Have the ranks make the state of the loop, all or none of them."""
@@ -459,7 +473,7 @@ class _Loop:
             self._seed,
         )
         self._issue(np.zeros((0, self._size), np.int64), 0, 0, 0, 0, None)
-        self._is_open = True
+        self._unanswered, self._is_open = None, True
 
     def _make_epoch(self, run: Run, n_steps: int, in_epoch: int) -> None:
         n_ranks, n_rows = self._session.n_ranks, self._n_rows
@@ -468,7 +482,7 @@ class _Loop:
         if n_rows is not None:
             order = _shuffled(n_rows, n_batches * self._size, self._seed, run.epoch).reshape(n_batches, -1)
         mean_loss = None
-        if run.epoch and self._rule.engine == "average":
+        if run.epoch and isinstance(self._rule, Average) and type(self._rule).on_epoch is not Average.on_epoch:
             mean_loss = run._mean_loss(min(run.steps) - in_epoch)
         n_barriers = 64 + 2 * sum(_graph.get_array(var).nbytes for var in self._variables) // _LEAST_PIECE  # of a step
         most = max(1, min(MOST_STEPS, MOST_BARRIERS // n_barriers)) * n_ranks
@@ -477,7 +491,10 @@ class _Loop:
             if self._board is not None:
                 self._board.counters[0] = first
             step = run.epoch * in_epoch + first // n_ranks
-            run._add(self._issue(order, first, n_now, run.epoch, step, None if first else mean_loss))
+            records = self._issue(order, first, n_now, run.epoch, step, None if first else mean_loss)
+            with deferred_interrupts():
+                run._add(records)
+                self._unanswered = None
 
     def _issue(
         self, order: np.ndarray, first: int, n_batches: int, epoch: int, step: int, mean_loss: float | None
@@ -492,6 +509,7 @@ class _Loop:
             n_inputs = 1 + len(inputs)
             command = Loop(
                 self._key,
+                self._number,
                 self._function,
                 tuple([one.ref for one in self._data]),
                 refs[0],
@@ -504,16 +522,15 @@ class _Loop:
                 epoch,
                 mean_loss,
             )
-            self._is_answered = False
-            results = session.run(command)
-            self._is_answered = True
-            return results
+            self._unanswered = self._number
+            self._number += 1
+            return session.run(command)
 
     def _look(self) -> list[np.ndarray]:
         """Return the present mean of the parameters, or the centre."""
         if not self._is_open:
             raise SessionError("the loop failed, so that it has no result; the ranks have different parameters")
-        results = self._session.run(EndLoop(self._key, keep=True))
+        results = self._session.run(EndLoop(self._key, self._keys, keep=True))
         return self._session.private(results[self._session.master_rank][1])
 
 

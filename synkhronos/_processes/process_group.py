@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Protocol
 
@@ -235,7 +236,7 @@ class ProcessGroup:
         Number of the last message that this process has sent or received. In a new worker, it is the number of the last
         message before its fork.
     progress : int64 array of shape (n_ranks,)
-        Number of steps that each rank has made in loops. While it grows, the deadline begins again.
+        When each rank has made its last step of a loop, by `time.monotonic_ns`. Ranks that make steps are in time.
     channel : FdChannel
         Channel that passes memory to and from the controller; only in a worker.
     ahead, is_lost, n_shipped
@@ -260,7 +261,6 @@ class ProcessGroup:
         shared.close_fd()
         self.timeline = Timeline(shared.array((2, self.n_ranks), np.int64), master_rank)
         self.progress = shared.array((self.n_ranks,), np.int64, 16 * self.n_ranks)
-        self._last_progress = 0
         self.barrier = Barrier(self.sync, self.timeline, self.check)
         self.number = 0
         self._collected = 0  # number of the last message whose answers were collected
@@ -390,12 +390,10 @@ class ProcessGroup:
             text = f"the worker of rank {rank} ({self.devices[rank]}, pid {process.pid}) {end}"
             raise WorkerDied(text, rank=rank, pid=process.pid, exitcode=process.exitcode)
         if self.deadline.is_over():
-            progress = int(self.progress.sum())
-            if progress != self._last_progress:
-                self._last_progress = progress
-                self.deadline.begin()
-                return
             silent = self.unanswered()
+            last = max([int(self.progress[rank]) for rank in silent], default=0)
+            if self.deadline.seconds is not None and time.monotonic_ns() - last < self.deadline.seconds * 1e9:
+                return
             steps = self.sync.arrived
             rank = min(silent, key=lambda rank: steps[rank], default=self.master_rank)
             pid = self._members[rank].process.pid if rank in self.workers else os.getpid()

@@ -300,10 +300,11 @@ class Record:
 class Loop:
     """Make steps of a function on each rank's own batches, with the exchanges of a training rule between them.
 
-    Ranks keep the state of a loop until its `EndLoop`.
+    The first command of a loop, number 0, makes no steps. Ranks keep the state of the loop until it is discarded.
     """
 
     key: int  # of the loop
+    number: int  # of this command in the loop
     function: int
     data: tuple[ArrayRef, ...]  # the inputs of which a step takes rows
     order: ArrayRef  # int64 row numbers of all batches, of shape (number of batches, batch size)
@@ -324,8 +325,8 @@ class Exchange:
     rule: bytes  # pickled
     variables: tuple[int, ...]  # the parameters
     others: tuple[int, ...]  # further variables of floating-point numbers that the function updates
-    of_others: str  # what exchanges do to them: "local", "average" or "reset"
-    memory: ArrayRef | None  # shared by the ranks of a node; see `_rank.loop.layout`
+    of_others: str  # "local", "average" or "reset" in each exchange
+    memory: ArrayRef | None  # of the `Board` of the node
     seed: int
 
 
@@ -336,13 +337,14 @@ class EndLoop:
 
     With `keep`, the parameters stay as they are, the controller returns the result, and the loop can go on. Exchanges
     that were begun are dropped with `drop`, because an interrupt may have kept some ranks from beginning them. With
-    `again`, the controller did not get the records of the last `Loop`. With `discard`, the ranks only forget the loop.
+    `discard`, the ranks only forget the loop. `unanswered` is the number of a `Loop` whose records were lost.
     """
 
     key: int
+    variables: tuple[int, ...]  # the parameters, and further variables that the function updates
     keep: bool = False
     drop: bool = False
-    again: bool = False
+    unanswered: int | None = None
     discard: bool = False
 
 

@@ -25,7 +25,7 @@ from synkhronos._rank.commands import EndLoop, Exchange, Loop, Source
 from synkhronos._rank.results import RowViews
 from synkhronos._utils.interrupts import Background, deferred_interrupts, interrupt_behind
 from synkhronos._utils.rows import Rows
-from synkhronos.errors import SynkhronosError
+from synkhronos.errors import SessionError, SynkhronosError
 
 #: Limits of the steps of one command, and of its barriers, which have different numbers (``STEPS_BITS`` in sync.c).
 MOST_STEPS, MOST_BARRIERS = 1 << 16, 1 << 24
@@ -142,14 +142,15 @@ class _Parameters:
         self.variables = [loops.variables[key] for key in exchange.variables]
         self.others = [loops.variables[key] for key in exchange.others]
         self.of_others = exchange.of_others
-        self.first_others = [to_host(_graph.get_array(var)).copy() for var in self.others]
+        resets = self.others if self.of_others == "reset" else []
+        self.first_others = [to_host(_graph.get_array(var)).copy() for var in resets]
         self.rank, self.n_ranks = loops.rank, loops.n_ranks
-        self.transport, self.check = loops.transport, loops.check
+        self.transport, self.check, self.check_processes = loops.transport, loops.check, loops.check_processes
         self.begin_wait = loops.group.deadline.begin
         self.random = np.random.default_rng([exchange.seed, self.rank])
         self.n_steps = 0
         self.outputs: list[list[float]] = []
-        self.given: Records | None = None  # the records that the last command has returned
+        self.given: tuple[int, Records] | None = None  # the number of the last complete command, and its records
         self.items: _Ahead | None = None  # batches of the program
         self.n_exchanges, self.n_bytes, self.waited = 0, 0, 0
         self.ages: list[int] = []
@@ -188,8 +189,7 @@ class _Parameters:
 
     def unpack(self, x: np.ndarray) -> None:
         """Set the parameters to the values in a flat vector."""
-        if np.shape(x) != self.x.shape:
-            raise ValueError(f"the rule returned an array of shape {np.shape(x)}; expected {self.x.shape}")
+        _check_shape(x, self.x)
         place = 0
         for var in self.variables:
             shape = _graph.get_array(var).shape
@@ -202,7 +202,6 @@ class _Parameters:
         records = Records(self.outputs, self.n_exchanges, self.ages, self.waited / 1e9, self.n_bytes, self.order)
         self.outputs, self.ages, self.order = [], [], []
         self.n_exchanges = self.n_bytes = self.waited = 0
-        self.given = records
         return records
 
     def exchanged(self, began: int, n_bytes: int) -> None:
@@ -219,18 +218,25 @@ class _Parameters:
         else:
             self.transport.all_reduce(arrays, op, None)
 
-    def average_parameters(self, x: np.ndarray, op: str = "avg", group: str = "all") -> np.ndarray:
+    def average_parameters(self, x: np.ndarray, group: str = "all") -> np.ndarray:
         """Return the average of parameters over all ranks, or the ranks of this node, in a buffer that is reused."""
         received, reference = self.received, self.reference
         if reference is None or group == "node":
             received[:] = x
-            self.average([received], op, group)
+            self.average([received], group=group)
             return received
         np.subtract(x, reference, out=received)
-        self.average([received], op, group)
+        self.average([received])
         received += reference
         reference[:] = received
         return received
+
+    def renew_reference(self) -> None:
+        """Make the reference equal on all ranks again, after an interrupt of an average."""
+        if self.reference is not None:
+            self.received[:] = self.pack()
+            self.average([self.received])  # rounded, but equal on all ranks
+            self.reference[:] = self.received
 
     def treat_others(self, group: str = "all") -> None:
         """Average or reset the variables that the function updates in addition to the parameters."""
@@ -275,6 +281,7 @@ class _Averages:
             return
         began = monotonic_ns()
         message = np.array(of.rule.before(of.pack(), of.state))  # may be the buffer itself
+        _check_shape(message, of.x)
         self._sent = step, step + of.rule.delay_at(step), group, message
         of.exchanged(began, message.nbytes)
         if step >= self._sent[1]:
@@ -285,7 +292,7 @@ class _Averages:
         assert self._sent is not None
         (then, _, group, sent), began = self._sent, monotonic_ns()
         received = of.average_parameters(sent, group=group)
-        of.unpack(of.rule.after(of.pack(), sent, received, of.n_steps - then, of.state))
+        of.unpack(of.rule.after(of.pack().copy(), sent, received.copy(), of.n_steps - then, of.state))
         of.treat_others(group)
         self._sent = None
         of.ages.append(of.n_steps - then)
@@ -296,6 +303,7 @@ class _Averages:
         of = self._of
         if drop:
             self._sent = None
+            of.renew_reference()
         elif self._sent is not None and not keep:
             self._merge()
         return of.average_parameters(of.pack())
@@ -319,11 +327,13 @@ class _Unsynchronized:
     def _note(self, kind: str, other: int) -> None:
         """Record an exchange, of which the locks are held."""
         of = self._of
-        of.order.append((self._board.count(1, of.check), kind, of.n_steps, other))
+        of.order.append((self._board.count(1, of.check_processes), kind, of.n_steps, other))
 
 
 class _Centre(_Unsynchronized):
-    """Exchanges with a centre in shared memory."""
+    """Exchanges with a centre in shared memory. An exchange that has begun is completed."""
+
+    _met = 0  # number of steps before the last exchange
 
     def before_step(self) -> None:
         """Do nothing: the rank meets the centre after steps."""
@@ -338,17 +348,20 @@ class _Centre(_Unsynchronized):
         began, x = monotonic_ns(), of.pack()
         for number, part in enumerate(board.parts):
             state = {name: one[part] if isinstance(one, np.ndarray) else one for name, one in of.state.items()}
-            with board.locks.hold(1 + number, of.check):
-                x[part], board.centre[part] = of.rule.meet(x[part], board.centre[part], state)
+            with board.locks.hold(1 + number, of.check_processes):
+                own, centre = of.rule.meet(x[part], board.centre[part], state)
+                _check_shape(own, x[part])
+                _check_shape(centre, x[part])
+                x[part], board.centre[part] = own, centre
                 if not number:
                     self._note("meet", of.rank)
         of.unpack(x)
-        of.treat_others()
+        self._met = of.n_steps
         of.exchanged(began, x.nbytes)
 
     def result(self, drop: bool, keep: bool) -> np.ndarray:
         """Exchange with the centre if there were steps since the last exchange, and return the centre."""
-        if not keep and self._of.n_steps % self._of.rule.every:
+        if not keep and self._of.n_steps > self._met:
             self._meet()
         self._of.transport.barrier()
         return self._board.centre
@@ -367,15 +380,15 @@ class _Gossip(_Unsynchronized):
         if not board.is_full[of.rank].any():
             return
         began, x = monotonic_ns(), of.pack()
-        with board.locks.hold(1 + of.rank, of.check):
+        with board.locks.hold(1 + of.rank, of.check_processes):
             for sender in np.flatnonzero(board.is_full[of.rank]):
                 other, weight = board.messages[of.rank, sender], float(board.weights[of.rank, sender])
                 merged, self._weight = of.rule.merge(x, self._weight, other, weight)
+                _check_shape(merged, x)
                 x[:] = merged
                 board.is_full[of.rank, sender] = 0
                 self._note("merge", int(sender))
         of.unpack(x)
-        of.treat_others()
         of.waited += monotonic_ns() - began
 
     def after_step(self) -> None:
@@ -386,7 +399,7 @@ class _Gossip(_Unsynchronized):
         to = int(of.random.integers(of.n_ranks - 1))
         to += to >= of.rank
         began = monotonic_ns()
-        with board.locks.hold(1 + to, of.check):
+        with board.locks.hold(1 + to, of.check_processes):
             if board.is_full[to, of.rank]:
                 return
             self._weight, board.weights[to, of.rank] = of.rule.split(self._weight)
@@ -443,17 +456,18 @@ class Loops:
         self.group, self.variables, self.segments, self.transport = group, variables, segments, transport
         self.rank, self.n_ranks = group.world.first + group.rank, group.world.n_ranks
         self.check = group.check
+        is_leader = group.rank == group.master_rank
+        self.check_processes = group.check_workers if is_leader else group.check_controller
         self._row_views, self._runner = row_views, runner
         self._is_controller = self.rank == group.world.master_rank
         self._loops: dict[int, tuple[_Parameters, Any]] = {}
 
     def run(self, loop: Loop) -> Records:
         """Make steps, and return their records; an interrupt or a failure of another rank ends it between two steps."""
-        if loop.key not in self._loops:
+        if not loop.number:
             parameters = _Parameters(self, loop.exchange)
             self._loops[loop.key] = parameters, _ENGINES[parameters.rule.engine](parameters)
-        of, engine = self._loops[loop.key]
-        of.given = None
+        of, engine = self._of(loop.key)
         run, timeline = self._runner(loop.function, None), self.group.timeline
         if loop.mean_loss is not None:
             with of.named():
@@ -472,11 +486,11 @@ class Loops:
                     engine.before_step()
                 timeline.switch(FUNCTION)
                 for var, values in shared:
-                    _graph.copy_array(var, values[number % len(values)])
-                outputs = run([*inputs, *(values[number % len(values)] for values in scheduled)])
+                    _graph.copy_array(var, values[number % len(values), ...])
+                outputs = run([*inputs, *(values[number % len(values), ...] for values in scheduled)])
                 of.outputs.append([float(to_host(one)) for one in outputs])
                 of.n_steps += 1
-                progress[own] += 1
+                progress[own] = monotonic_ns()
                 timeline.switch(COLLECTIVES)
                 if not engine.waits:
                     with of.named():
@@ -484,17 +498,33 @@ class Loops:
             if engine.waits:
                 with of.named():
                     engine.after_step()
-        return of.take_records()
+        with undivided():
+            of.given = loop.number, of.take_records()
+        return of.given[1]
+
+    def _of(self, key: int) -> tuple[_Parameters, Any]:
+        """Return the state of a loop."""
+        if key not in self._loops:
+            raise SessionError("this rank does not know the loop, because its worker has replaced a dead one meanwhile")
+        return self._loops[key]
+
+    def _check_own(self) -> None:
+        """Check as `check`, while this rank itself is what the others wait for."""
+        self.group.deadline.begin()
+        self.check()
 
     def _batches(self, loop: Loop, of: _Parameters, turns: Iterator[int]) -> Iterator[tuple[int, list[Any]]]:
         """Yield the numbers of batches and the inputs of their steps."""
+        if not loop.n_batches:
+            return
         if loop.batches is None:
             for turn in turns:
                 yield turn, self._rows(loop, turn)
             return
         if of.items is None:
             random = np.random.default_rng([loop.exchange.seed, loop.epoch, self.rank])
-            of.items = _Ahead(cloudpickle.loads(loop.batches)(self.rank, self.n_ranks, loop.epoch, random), self.check)
+            make = cloudpickle.loads(loop.batches)
+            of.items = _Ahead(make(self.rank, self.n_ranks, loop.epoch, random), self._check_own)
         for turn in turns:
             item = of.items.next()
             if item is None:
@@ -518,7 +548,7 @@ class Loops:
         if command.discard:
             self._loops.pop(command.key, None)
             return None
-        of, engine = self._loops[command.key]
+        of, engine = self._of(command.key)
         self.group.deadline.begin()
         with of.named():
             x = engine.result(command.drop, command.keep)
@@ -536,8 +566,13 @@ class Loops:
             self.transport.barrier()
         if command.keep:
             return [], values
-        lost = of.given if command.again else None
-        return [*([] if lost is None else [lost]), of.take_records()], values
+        lost = [of.given[1]] if of.given is not None and of.given[0] == command.unanswered else []
+        return [*lost, of.take_records()], values
+
+
+def _check_shape(value: Any, x: np.ndarray) -> None:
+    if np.shape(value) != x.shape:
+        raise ValueError(f"the rule returned an array of shape {np.shape(value)}; expected {x.shape}")
 
 
 class _Ahead:

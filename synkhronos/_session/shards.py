@@ -80,6 +80,8 @@ class ShapeCache:
             return {*own, *map(self._replica.variables.key, variables)}
         if isinstance(command, _rank.InOrder):
             return [key for part in command.parts for key in self.changed_by(part)]
+        if isinstance(command, _rank.EndLoop):
+            return () if command.keep or command.discard else command.variables
         if isinstance(command, (_rank.Put, _rank.AllReduce, _rank.Reduce, _rank.AllGather)):
             return command.variables
         return ()
@@ -252,6 +254,9 @@ class Shards:
             keys = [*command.exchange.variables, *(key for key, _ in command.shared)]
             for var in [*_graph.updated_variables(function), *self._variables(keys)]:
                 self._change(var, self._all)
+        elif isinstance(command, _rank.EndLoop):
+            if not (command.keep or command.discard):
+                equal += self._variables(command.variables)
         elif isinstance(command, _rank.Put):
             ranks = self._all if command.ranks is None else frozenset(command.ranks)
             for key, var in zip(command.variables, self._variables(command.variables)):

@@ -127,6 +127,7 @@ class Loops:
     """Mixin of training steps: train in a loop that each rank runs by itself, or by a call for each step."""
 
     _structure: Any
+    _params: Sequence[Any] = ()
 
     def loop(self, x_data: Any, y_data: Any = None, **options: Any) -> synk.Run:
         """Train for a number of epochs or steps.
@@ -167,7 +168,7 @@ class Loops:
         def step(*inputs: Any, **keywords: Any) -> Any:
             return self(*nested(inputs, self._structure), **keywords)  # type: ignore[operator]
 
-        return synk.loop(step, inputs, **options)
+        return synk.loop(step, inputs, params=self._params, **options)
 
 
 class LocalTrainFunction(Loops):

@@ -155,7 +155,9 @@ def make_train_function(
             raise ValueError("exact=True: the step is the serial one by itself; leave out weights")
         # Replace the variables between two functions by the gradients themselves, because there is only one function.
         replaced = [*dict(givens or ()).items(), *grad_updates.items()]
-        return ExactTrainFunction(loss, param_updates, inputs, (x, y), givens=replaced, mode=mode)
+        exact_step = ExactTrainFunction(loss, param_updates, inputs, (x, y), givens=replaced, mode=mode)
+        exact_step._params = list(params)
+        return exact_step
     outputs, weight = loss, None
     if weights is not None:
         weight = shared(np.zeros((), "float64"), "weight")
@@ -175,7 +177,9 @@ def make_train_function(
     )
     update = synk.function([], bcast_inputs=of_update, updates=param_updates, mode=mode, name="update")
     names = [var.name for var in of_gradient], [var.name for var in of_update]
-    return TrainFunction(gradient, update, grad_shared, (x, y), names=names, weight=weight)
+    step = TrainFunction(gradient, update, grad_shared, (x, y), names=names, weight=weight)
+    step._params = list(params)
+    return step
 
 
 def make_train_function_theano(

@@ -102,7 +102,8 @@ class Rule:
 class BSP(Rule):
     """Bulk-synchronous training: a collective in every step, and no local updates.
 
-    All ranks have the same parameters after each step (Valiant 1990, "A bridging model for parallel computation").
+    The step is an exact function, or has collectives, so that all ranks have the same parameters after it (Valiant
+    1990, "A bridging model for parallel computation").
 
     Examples
     --------

@@ -79,6 +79,25 @@ def test_parameters_are_not_rounded_to_the_wire_dtype():
     assert run(ROUNDED, ranks=(1, 1), WIRE_DTYPE="bfloat16") == ["True"]
 
 
+def test_an_interrupt_with_rounded_values_between_nodes():
+    lines = run(
+        """
+        v, one = theano.shared(np.full(300_000, 1 / 3, "float32"), "v"), T.fvector("one")
+        g = synk.function([one], v[0] + one.sum() * 0, updates=[(v, v + np.float32(1e-4))])
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        run = synk.loop(g, [np.ones(2 * n, "float32")], params=[v], batch_size=1, steps=10**6,
+                        rule=rules.LocalSGD(every=1))
+        values = synk.gather(v, nd_up=1)
+        expected = 1 / 3 + 1e-4 * np.mean(run.steps)
+        print(run.interrupted, (values == values[0]).all(), abs(values[0] - expected).max() < 1e-3)
+        synk.close()
+        """,
+        ranks=(1, 1),
+        WIRE_DTYPE="bfloat16",
+    )
+    assert lines == ["True True True"]
+
+
 def test_schedules_reach_all_nodes():
     lines = run(
         """

@@ -124,6 +124,18 @@ def test_a_centre_and_gossip_follow_the_recorded_order(regression, session, rule
         np.testing.assert_array_equal(synk.get_value(rank, regression.w), run.params[0])
 
 
+@pytest.mark.parametrize("rule", [rules.ASGD(every=2, scale=0.5), rules.EASGD(every=2)], ids=lambda rule: rule.name)
+def test_a_centre_of_several_parts(synchronize, rule):
+    synchronize(1)
+    n = 3 * (1 << 16) + 5
+    w, x = theano.shared(np.arange(float(n)), "w"), T.vector("x", "float64")
+    step = synk.function([x], x.sum(), updates=[(w, 0.9 * w + x.mean())])
+    run = synk.loop(step, [np.ones(7)], params=[w], batch_size=1, epochs=1, rule=rule)
+    order = [(0, slice(None))] * 4  # the last one after the seventh step
+    simulated = simulate(rule, lambda rank, w, step: 0.9 * w + 1, np.arange(float(n)), 1, 7, order=order)
+    np.testing.assert_allclose(run.params[0], simulated.centre, rtol=1e-12)
+
+
 SAME_ON_ONE_RANK = [
     rules.LocalSGD(every=3),
     rules.ASGD(every=3, scale=1.0),
@@ -406,6 +418,7 @@ def test_what_is_refused(two):
         ({"others": "average", "rule": rules.EASGD()}, ValueError, "do not wait"),
         ({"inputs": [synk.data(np.zeros((4, 3), "float32")), *data[1:]]}, TypeError, "expected float64 data"),
         ({"f": exact}, TypeError, "without exact=True"),
+        ({"rule": None}, TypeError, "on each rank alone"),
         ({"f": lambda: None}, TypeError, "needs a function"),
         ({"f": vector, "inputs": [np.ones(4)]}, TypeError, "scalar outputs"),
         ({"f": collective, "inputs": [np.ones(4)]}, TypeError, "without collectives"),
