@@ -1,15 +1,9 @@
-"""Cost model of calls: measured constants of the machine, and the seconds that they predict."""
+"""Cost model of calls: measured constants of the machine, and the seconds that they predict.
 
-from synkhronos._costs.kernels import (
-    KernelRegressor,
-    Roofline,
-    RowTimes,
-    Spread,
-    expected_slowest,
-    fit_row_times,
-    held_out_errors,
-    rescaled,
-)
+`kernels` and `predict`, the model of training steps, import NumPy. They are not imported here, because the command line
+must start without it.
+"""
+
 from synkhronos._costs.model import (
     Curve,
     Estimate,
@@ -26,24 +20,5 @@ from synkhronos._costs.model import (
     seconds_by_rows,
     seconds_on_controller,
     typical,
-)
-from synkhronos._costs.predict import (
-    Cluster,
-    Link,
-    Rule,
-    Workload,
-    bytes_sent,
-    centre_saturates,
-    centre_step,
-    cluster_of,
-    delayed_step,
-    exchange_seconds,
-    fit_link,
-    local_step,
-    overlapped,
-    predict_step,
-    predict_steps,
-    smallest_delay,
-    verdict,
 )
 from synkhronos._costs.store import MOST_BUSY, Store, path_of_store

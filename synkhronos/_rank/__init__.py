@@ -35,7 +35,17 @@ from synkhronos._rank.commands import (
     Unshare,
 )
 from synkhronos._rank.environment import digest_of_states, seed_rank
-from synkhronos._rank.loop import MOST_BARRIERS, MOST_STEPS, Board, Records
-from synkhronos._rank.messages import MOST_CACHED_BYTES, Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize
+from synkhronos._rank.loop import MOST_BARRIERS, MOST_STEPS, Board
+from synkhronos._rank.messages import (
+    MOST_CACHED_BYTES,
+    Arrays,
+    Decoder,
+    Encoder,
+    Envelope,
+    Failure,
+    Records,
+    Release,
+    summarize,
+)
 from synkhronos._rank.replica import Replica, start_ranks
 from synkhronos._rank.steps import MOST_SUMS, MOST_VALUES, TornUpdate

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from time import monotonic_ns
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import cloudpickle
 import numpy as np
@@ -22,6 +22,7 @@ from synkhronos._collectives import HostTransport
 from synkhronos._memory import LOCK_BYTES, SegmentTable, SharedLocks, aligned
 from synkhronos._processes import COLLECTIVES, FUNCTION, POLL, SHUFFLE, ProcessGroup
 from synkhronos._rank.commands import EndLoop, Exchange, Loop, Source
+from synkhronos._rank.messages import Records
 from synkhronos._rank.results import RowViews
 from synkhronos._utils.interrupts import Background, deferred_interrupts, interrupt_behind
 from synkhronos._utils.rows import Rows
@@ -31,34 +32,6 @@ from synkhronos.errors import SessionError, SynkhronosError
 MOST_STEPS, MOST_BARRIERS = 1 << 16, 1 << 24
 
 _PART = 1 << 16  # elements of a centre that one lock protects
-
-
-class Records(NamedTuple):
-    """Records of one rank on a loop.
-
-    Attributes
-    ----------
-    outputs : list of list of float
-        The outputs of each step.
-    n_exchanges : int
-    ages : list of int
-        Number of steps that the rank had made since it sent the parameters, for each average.
-    waited : float
-        Seconds in exchanges.
-    n_bytes : int
-        Bytes that the rank has sent in exchanges.
-    order : list of tuple
-        ``(turn, kind, step, other)`` of each exchange through a `Board`: its turn among those of all ranks (for a
-        centre, with its first part), ``"meet"``, ``"send"`` or ``"merge"``, the number of steps that the rank had made,
-        and the other rank.
-    """
-
-    outputs: list[list[float]]
-    n_exchanges: int
-    ages: list[int]
-    waited: float
-    n_bytes: int
-    order: list[tuple[int, str, int, int]]
 
 
 class Board:
@@ -255,21 +228,27 @@ class _Parameters:
             _graph.copy_array(var, array)
 
 
-class _Averages:
-    """Averages over all ranks or those of a node, at step numbers that all ranks know."""
+class _Engine:
+    """Exchanges of one rank."""
 
-    waits = True  # for other ranks, in a step
+    waits = False  # for other ranks, in a step
 
     def __init__(self, of: _Parameters) -> None:
         self._of = of
-        self._sent: tuple[int, int, str, np.ndarray] | None = None  # step, step to merge, group, message
+
+    def before_step(self) -> None:
+        """Do nothing, unless there is something to merge before a step."""
+
+
+class _Averages(_Engine):
+    """Averages over all ranks or those of a node, at step numbers that all ranks know."""
+
+    waits = True
+    _sent: tuple[int, int, str, np.ndarray] | None = None  # step, step to merge, group, message
 
     def turns(self, loop: Loop) -> Iterator[int]:
         """Yield the numbers of this rank's batches."""
         yield from range(loop.first + self._of.rank, loop.first + loop.n_batches, self._of.n_ranks)
-
-    def before_step(self) -> None:
-        """Do nothing: averages are merged after steps."""
 
     def after_step(self) -> None:
         """Merge what was sent, and send the parameters, if it is time for either."""
@@ -309,14 +288,13 @@ class _Averages:
         return of.average_parameters(of.pack())
 
 
-class _Unsynchronized:
+class _Unsynchronized(_Engine):
     """Engine whose ranks take batches from a common counter."""
 
-    waits = False
-
     def __init__(self, of: _Parameters) -> None:
+        super().__init__(of)
         assert of.board is not None
-        self._of, self._board = of, of.board
+        self._board = of.board
 
     def turns(self, loop: Loop) -> Iterator[int]:
         """Yield the numbers of this rank's batches."""
@@ -334,9 +312,6 @@ class _Centre(_Unsynchronized):
     """Exchanges with a centre in shared memory. An exchange that has begun is completed."""
 
     _met = 0  # number of steps before the last exchange
-
-    def before_step(self) -> None:
-        """Do nothing: the rank meets the centre after steps."""
 
     def after_step(self) -> None:
         """Exchange with the centre if it is time."""

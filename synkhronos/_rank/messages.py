@@ -109,6 +109,34 @@ class Arrays(NamedTuple):
     values: list[Placed | Sent | None]
 
 
+class Records(NamedTuple):
+    """A rank's records on a loop, part of its reply to `Loop` and `EndLoop`.
+
+    Attributes
+    ----------
+    outputs : list of list of float
+        The outputs of each step.
+    n_exchanges : int
+    ages : list of int
+        Number of steps that the rank had made since it sent the parameters, for each average.
+    waited : float
+        Seconds in exchanges.
+    n_bytes : int
+        Bytes that the rank has sent in exchanges.
+    order : list of tuple
+        ``(turn, kind, step, other)`` of each exchange through a `Board`: its turn among those of all ranks (for a
+        centre, with its first part), ``"meet"``, ``"send"`` or ``"merge"``, the number of steps that the rank had made,
+        and the other rank.
+    """
+
+    outputs: list[list[float]]
+    n_exchanges: int
+    ages: list[int]
+    waited: float
+    n_bytes: int
+    order: list[tuple[int, str, int, int]]
+
+
 def _reduced(value: Any) -> tuple[type, tuple[Any, ...]]:
     return type(value), tuple(value)
 

@@ -10,15 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_costs import CONSTANTS
 
-from synkhronos._costs import (
-    Cluster,
-    Curve,
+from synkhronos._costs import Curve
+from synkhronos._costs.kernels import (
     KernelRegressor,
-    Link,
     Roofline,
     RowTimes,
-    Rule,
     Spread,
+    expected_slowest,
+    fit_row_times,
+    held_out_errors,
+    rescaled,
+)
+from synkhronos._costs.predict import (
+    Cluster,
+    Link,
+    Rule,
     Workload,
     bytes_sent,
     centre_saturates,
@@ -26,15 +32,11 @@ from synkhronos._costs import (
     cluster_of,
     delayed_step,
     exchange_seconds,
-    expected_slowest,
     fit_link,
-    fit_row_times,
-    held_out_errors,
     local_step,
     overlapped,
     predict_step,
     predict_steps,
-    rescaled,
     smallest_delay,
     verdict,
 )
