@@ -19,7 +19,7 @@ from synkhronos._api.functions import Function
 from synkhronos._api.variables import start
 from synkhronos._rank import MOST_BARRIERS, MOST_STEPS, Board, EndLoop, Exchange, Loop, Records
 from synkhronos._session import Session, current
-from synkhronos._utils.interrupts import deferred_interrupts
+from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind
 from synkhronos.errors import SessionError, SynkhronosError, WorkerRestarted
 from synkhronos.rules import BSP, Average, Rule
 
@@ -413,11 +413,11 @@ class _Loop:
             else:
                 self._discard()
             raise error.__cause__ from None
-        except Exception:
-            self._discard()
-            raise
-        except BaseException as error:  # of a signal handler
-            run.interrupted = True
+        except BaseException as error:
+            if isinstance(error, Exception) and interrupt_behind(error) is None:
+                self._discard()
+                raise
+            run.interrupted = True  # by a signal handler
             if self._is_open and not session.broken:
                 self._end(run, drop=True)
             if session.broken or not isinstance(error, KeyboardInterrupt):
