@@ -433,8 +433,9 @@ class _Loop:
             try:
                 command = EndLoop(self._key, self._keys, drop=drop, unanswered=self._unanswered)
                 results = session.run(command)
-                for records in zip(*(records for records, _ in _with_equal_lengths(results))):
-                    run._add(records)
+                of_ranks, nothing = [records for records, _ in results], Records([], 0, [], 0.0, 0, [])
+                for one in itertools.zip_longest(*of_ranks, fillvalue=nothing):
+                    run._add(one)
                 run._values = session.private(results[session.master_rank][1])
                 if self._shared:
                     broadcast([var for var, _ in self._shared])
@@ -536,10 +537,3 @@ class _Loop:
 
 class _OfProgram(Exception):
     """An exception of the program's `on_epoch`, which is the cause."""
-
-
-def _with_equal_lengths(results: Sequence[Any]) -> list[tuple[list[Records], Any]]:
-    """Return the ranks' results with equal numbers of records: those that lack some have made no steps meanwhile."""
-    nothing = Records([], 0, [], 0.0, 0, [])
-    most = max(len(records) for records, _ in results)
-    return [([*records, *[nothing] * (most - len(records))], values) for records, values in results]

@@ -151,24 +151,27 @@ class _Parameters:
                 error.args = (f"{type(error).__name__} in the rule {self.rule!r} after step {self.n_steps}: {error}",)
             raise
 
+    def split(self, x: np.ndarray) -> list[np.ndarray]:
+        """Return views of a flat vector, of the shapes of the parameters."""
+        views, place = [], 0
+        for var in self.variables:
+            shape = _graph.get_array(var).shape
+            size = int(np.prod(shape))
+            views.append(x[place : place + size].reshape(shape))
+            place += size
+        return views
+
     def pack(self) -> np.ndarray:
         """Copy the parameters to the flat vector, and return it."""
-        place = 0
-        for var in self.variables:
-            value = to_host(_graph.get_array(var)).reshape(-1)
-            self.x[place : place + value.size] = value
-            place += value.size
+        for var, view in zip(self.variables, self.split(self.x)):
+            view[...] = to_host(_graph.get_array(var))
         return self.x
 
     def unpack(self, x: np.ndarray) -> None:
         """Set the parameters to the values in a flat vector."""
         _check_shape(x, self.x)
-        place = 0
-        for var in self.variables:
-            shape = _graph.get_array(var).shape
-            size = int(np.prod(shape))
-            _graph.copy_array(var, x[place : place + size].reshape(shape))
-            place += size
+        for var, view in zip(self.variables, self.split(x)):
+            _graph.copy_array(var, view)
 
     def take_records(self) -> Records:
         """Return the records since this was last called."""
@@ -527,20 +530,13 @@ class Loops:
         self.group.deadline.begin()
         with of.named():
             x = engine.result(command.drop, command.keep)
-        values = None
-        if self._is_controller:
-            values, place = [], 0
-            for var in of.variables:
-                shape = _graph.get_array(var).shape
-                values.append(x[place : place + int(np.prod(shape))].reshape(shape).copy())
-                place += int(np.prod(shape))
-        if not command.keep:
-            of.unpack(x)
-            if of.others:
-                of.average_others()
-            self.transport.barrier()
+        values = [view.copy() for view in of.split(x)] if self._is_controller else None
         if command.keep:
             return [], values
+        of.unpack(x)
+        if of.others:
+            of.average_others()
+        self.transport.barrier()
         lost = [of.given[1]] if of.given is not None and of.given[0] == command.unanswered else []
         return [*lost, of.take_records()], values
 
