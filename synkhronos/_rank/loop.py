@@ -1,10 +1,4 @@
-"""Execute a training loop on one rank: steps on batches of its own, and the exchanges of a training rule.
-
-There are three kinds of exchanges (see `synkhronos.rules`). In an *average*, all ranks take part at step numbers that
-all know. A *centre* is a vector in shared memory, with which each rank exchanges on its own, part by part under locks.
-In *gossip*, a rank writes its parameters to a mailbox of another rank. Ranks that have a centre or mailboxes take
-their batches from a common counter, so that a slow rank takes fewer.
-"""
+"""Execute a training loop on one rank: steps on batches of its own, with the exchanges of a training rule between."""
 
 from __future__ import annotations
 
@@ -19,392 +13,18 @@ import numpy as np
 from synkhronos import _graph
 from synkhronos._backends import to_host
 from synkhronos._collectives import HostTransport
-from synkhronos._memory import LOCK_BYTES, SegmentTable, SharedLocks, aligned
+from synkhronos._memory import SegmentTable
 from synkhronos._processes import COLLECTIVES, FUNCTION, POLL, SHUFFLE, ProcessGroup
-from synkhronos._rank.commands import EndLoop, Exchange, Loop, Source
+from synkhronos._rank.commands import EndLoop, Loop, Source
+from synkhronos._rank.exchanges import ENGINES, Parameters
 from synkhronos._rank.messages import Records
 from synkhronos._rank.results import RowViews
-from synkhronos._utils.interrupts import Background, deferred_interrupts, interrupt_behind
+from synkhronos._utils.interrupts import Background, deferred_interrupts
 from synkhronos._utils.rows import Rows
-from synkhronos.errors import SessionError, SynkhronosError
+from synkhronos.errors import SessionError
 
 #: Limits of the steps of one command, and of its barriers, which have different numbers (``STEPS_BITS`` in sync.c).
 MOST_STEPS, MOST_BARRIERS = 1 << 16, 1 << 24
-
-_PART = 1 << 16  # elements of a centre that one lock protects
-
-
-class Board:
-    """Memory of a node in which ranks exchange parameters without waiting for each other.
-
-    Parameters
-    ----------
-    memory : uint8 array
-        Shared memory of `n_bytes` bytes.
-    engine : str
-        ``"centre"`` or ``"gossip"``.
-    n_ranks : int
-    size : int
-        Number of parameters.
-    dtype : dtype
-        Their dtype.
-
-    Attributes
-    ----------
-    locks : SharedLocks
-        Lock 0 protects the counters. The others protect one part of the centre each, or one rank's mailboxes.
-    counters : int64 array of shape (2,)
-        Number of batches of the epoch that ranks have taken, and number of exchanges.
-    parts : list of slice
-        Parts of the centre.
-    centre : array of shape (size,)
-    is_full : int64 array of shape (n_ranks, n_ranks)
-        Whether there is a message for a rank (first axis) from another.
-    weights : float64 array of shape (n_ranks, n_ranks)
-    messages : array of shape (n_ranks, n_ranks, size)
-    """
-
-    def __init__(self, memory: np.ndarray, engine: str, n_ranks: int, size: int, dtype: np.dtype) -> None:
-        used = 0
-
-        def take(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-            nonlocal used
-            start, used = used, used + aligned(int(np.prod(shape)) * np.dtype(dtype).itemsize)
-            return memory[start:used][: int(np.prod(shape)) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
-
-        self.parts = [slice(start, min(start + _PART, size)) for start in range(0, size, _PART)]
-        n_locks = 1 + (len(self.parts) if engine == "centre" else n_ranks)
-        self.lock_memory = take((n_locks, LOCK_BYTES), np.uint8)
-        self.locks = SharedLocks(self.lock_memory)
-        self.counters = take((2,), np.int64)
-        if engine == "centre":
-            self.centre = take((size,), dtype)
-        else:
-            self.is_full = take((n_ranks, n_ranks), np.int64)
-            self.weights = take((n_ranks, n_ranks), np.float64)
-            self.messages = take((n_ranks, n_ranks, size), dtype)
-
-    def count(self, which: int, check: Callable[[], None]) -> int:
-        """Increment a counter, and return its value before."""
-        with self.locks.hold(0, check):
-            value = int(self.counters[which])
-            self.counters[which] = value + 1
-        return value
-
-    def create(self, x: np.ndarray) -> None:
-        """Initialize the memory, which is all zero: make the locks, and set the centre to the parameters."""
-        SharedLocks.create(self.lock_memory)
-        if hasattr(self, "centre"):
-            self.centre[:] = x
-
-    @staticmethod
-    def n_bytes(engine: str, n_ranks: int, size: int, dtype: np.dtype) -> int:
-        """Return the bytes that a board needs."""
-        n_parts = -(-size // _PART)
-        arrays = [LOCK_BYTES * (1 + (n_parts if engine == "centre" else n_ranks)), 16]
-        n_vectors = 1 if engine == "centre" else n_ranks * n_ranks
-        arrays += [] if engine == "centre" else [8 * n_vectors] * 2
-        return sum(map(aligned, [*arrays, n_vectors * size * np.dtype(dtype).itemsize]))
-
-
-class _Parameters:
-    """The parameters of one rank as a flat vector, and what else an engine needs of the rank."""
-
-    def __init__(self, loops: Loops, exchange: Exchange) -> None:
-        self.rule = cloudpickle.loads(exchange.rule)
-        self.variables = [loops.variables[key] for key in exchange.variables]
-        self.others = [loops.variables[key] for key in exchange.others]
-        self.of_others = exchange.of_others
-        resets = self.others if self.of_others == "reset" else []
-        self.first_others = [to_host(_graph.get_array(var)).copy() for var in resets]
-        self.rank, self.n_ranks = loops.rank, loops.n_ranks
-        self.transport, self.check, self.check_processes = loops.transport, loops.check, loops.check_processes
-        self.begin_wait = loops.group.deadline.begin
-        self.random = np.random.default_rng([exchange.seed, self.rank])
-        self.n_steps = 0
-        self.outputs: list[list[float]] = []
-        self.given: tuple[int, Records] | None = None  # the number of the last complete command, and its records
-        self.items: _Ahead | None = None  # batches of the program
-        self.n_exchanges, self.n_bytes, self.waited = 0, 0, 0
-        self.ages: list[int] = []
-        self.order: list[tuple[int, str, int, int]] = []
-        size = sum(to_host(_graph.get_array(var)).size for var in self.variables)
-        dtype = np.dtype(self.variables[0].dtype)
-        self.x, self.received = np.empty(size, dtype), np.empty(size, dtype)
-        self.board: Board | None = None
-        if exchange.memory is not None:
-            memory = loops.segments.view(exchange.memory)
-            self.board = Board(memory, self.rule.engine, self.n_ranks, size, dtype)
-        self.pack()
-        #: Equal on all ranks. If values are rounded on their way between nodes, differences from it are sent.
-        self.reference = self.x.copy() if loops.group.world.wire_dtype and dtype == np.float32 else None
-        with self.named():
-            self.state = self.rule.begin(self.x.copy(), self.n_ranks) if self.rule.engine != "gossip" else {}
-
-    @contextlib.contextmanager
-    def named(self) -> Iterator[None]:
-        """Add the rule and the step to the message of an error that a rule raises."""
-        try:
-            yield
-        except Exception as error:
-            if not isinstance(error, SynkhronosError) and interrupt_behind(error) is None:
-                error.args = (f"{type(error).__name__} in the rule {self.rule!r} after step {self.n_steps}: {error}",)
-            raise
-
-    def split(self, x: np.ndarray) -> list[np.ndarray]:
-        """Return views of a flat vector, of the shapes of the parameters."""
-        views, place = [], 0
-        for var in self.variables:
-            shape = _graph.get_array(var).shape
-            size = int(np.prod(shape))
-            views.append(x[place : place + size].reshape(shape))
-            place += size
-        return views
-
-    def pack(self) -> np.ndarray:
-        """Copy the parameters to the flat vector, and return it."""
-        for var, view in zip(self.variables, self.split(self.x)):
-            view[...] = to_host(_graph.get_array(var))
-        return self.x
-
-    def unpack(self, x: np.ndarray) -> None:
-        """Set the parameters to the values in a flat vector."""
-        _check_shape(x, self.x)
-        for var, view in zip(self.variables, self.split(x)):
-            _graph.copy_array(var, view)
-
-    def take_records(self) -> Records:
-        """Return the records since this was last called."""
-        records = Records(self.outputs, self.n_exchanges, self.ages, self.waited / 1e9, self.n_bytes, self.order)
-        self.outputs, self.ages, self.order = [], [], []
-        self.n_exchanges = self.n_bytes = self.waited = 0
-        return records
-
-    def exchanged(self, began: int, n_bytes: int) -> None:
-        """Record an exchange."""
-        self.n_exchanges += 1
-        self.n_bytes += n_bytes
-        self.waited += monotonic_ns() - began
-
-    def average(self, arrays: list[np.ndarray], op: str = "avg", group: str = "all") -> None:
-        """Average arrays over all ranks, or the ranks of this node, in place."""
-        self.begin_wait()
-        if group == "node":
-            self.transport.all_reduce_on_node(arrays, op)
-        else:
-            self.transport.all_reduce(arrays, op, None)
-
-    def average_parameters(self, x: np.ndarray, group: str = "all") -> np.ndarray:
-        """Return the average of parameters over all ranks, or the ranks of this node, in a buffer that is reused."""
-        received, reference = self.received, self.reference
-        if reference is None or group == "node":
-            received[:] = x
-            self.average([received], group=group)
-            return received
-        np.subtract(x, reference, out=received)
-        self.average([received])
-        received += reference
-        reference[:] = received
-        return received
-
-    def renew_reference(self) -> None:
-        """Make the reference equal on all ranks again, after an interrupt of an average."""
-        if self.reference is not None:
-            self.received[:] = self.pack()
-            self.average([self.received])  # rounded, but equal on all ranks
-            self.reference[:] = self.received
-
-    def treat_others(self, group: str = "all") -> None:
-        """Average or reset the variables that the function updates in addition to the parameters."""
-        if self.of_others == "average" and self.others:
-            self.average_others(group)
-        elif self.of_others == "reset":
-            for var, value in zip(self.others, self.first_others):
-                _graph.copy_array(var, value)
-
-    def average_others(self, group: str = "all") -> None:
-        """Average the variables that the function updates in addition to the parameters."""
-        arrays = [np.array(to_host(_graph.get_array(var)), order="C") for var in self.others]
-        self.kept = arrays  # other ranks may still write to them after an interrupt
-        self.average(arrays, group=group)
-        for var, array in zip(self.others, arrays):
-            _graph.copy_array(var, array)
-
-
-class _Engine:
-    """Exchanges of one rank."""
-
-    waits = False  # for other ranks, in a step
-
-    def __init__(self, of: _Parameters) -> None:
-        self._of = of
-
-    def before_step(self) -> None:
-        """Do nothing, unless there is something to merge before a step."""
-
-
-class _Averages(_Engine):
-    """Averages over all ranks or those of a node, at step numbers that all ranks know."""
-
-    waits = True
-    _sent: tuple[int, int, str, np.ndarray] | None = None  # step, step to merge, group, message
-
-    def turns(self, loop: Loop) -> Iterator[int]:
-        """Yield the numbers of this rank's batches."""
-        yield from range(loop.first + self._of.rank, loop.first + loop.n_batches, self._of.n_ranks)
-
-    def after_step(self) -> None:
-        """Merge what was sent, and send the parameters, if it is time for either."""
-        of, step = self._of, self._of.n_steps
-        group = of.rule.exchanges_at(step)
-        if self._sent is not None and (group is not None or step >= self._sent[1]):
-            self._merge()
-        if group is None:
-            return
-        began = monotonic_ns()
-        message = np.array(of.rule.before(of.pack(), of.state))  # may be the buffer itself
-        _check_shape(message, of.x)
-        self._sent = step, step + of.rule.delay_at(step), group, message
-        of.exchanged(began, message.nbytes)
-        if step >= self._sent[1]:
-            self._merge()
-
-    def _merge(self) -> None:
-        of = self._of
-        assert self._sent is not None
-        (then, _, group, sent), began = self._sent, monotonic_ns()
-        received = of.average_parameters(sent, group=group)
-        of.unpack(of.rule.after(of.pack().copy(), sent, received.copy(), of.n_steps - then, of.state))
-        of.treat_others(group)
-        self._sent = None
-        of.ages.append(of.n_steps - then)
-        of.waited += monotonic_ns() - began
-
-    def result(self, drop: bool, keep: bool) -> np.ndarray:
-        """Merge what was sent, and return the mean of the parameters."""
-        of = self._of
-        if drop:
-            self._sent = None
-            of.renew_reference()
-        elif self._sent is not None and not keep:
-            self._merge()
-        return of.average_parameters(of.pack())
-
-
-class _Unsynchronized(_Engine):
-    """Engine whose ranks take batches from a common counter."""
-
-    def __init__(self, of: _Parameters) -> None:
-        super().__init__(of)
-        assert of.board is not None
-        self._board = of.board
-
-    def turns(self, loop: Loop) -> Iterator[int]:
-        """Yield the numbers of this rank's batches."""
-        board, stop = self._board, loop.first + loop.n_batches
-        while (turn := board.count(0, self._of.check)) < stop:
-            yield turn
-
-    def _note(self, kind: str, other: int) -> None:
-        """Record an exchange, of which the locks are held."""
-        of = self._of
-        of.order.append((self._board.count(1, of.check_processes), kind, of.n_steps, other))
-
-
-class _Centre(_Unsynchronized):
-    """Exchanges with a centre in shared memory. An exchange that has begun is completed."""
-
-    _met = 0  # number of steps before the last exchange
-
-    def after_step(self) -> None:
-        """Exchange with the centre if it is time."""
-        if self._of.n_steps % self._of.rule.every == 0:
-            self._meet()
-
-    def _meet(self) -> None:
-        of, board = self._of, self._board
-        began, x = monotonic_ns(), of.pack()
-        for number, part in enumerate(board.parts):
-            state = {name: one[part] if isinstance(one, np.ndarray) else one for name, one in of.state.items()}
-            with board.locks.hold(1 + number, of.check_processes):
-                own, centre = of.rule.meet(x[part], board.centre[part], state)
-                _check_shape(own, x[part])
-                _check_shape(centre, x[part])
-                x[part], board.centre[part] = own, centre
-                if not number:
-                    self._note("meet", of.rank)
-        of.unpack(x)
-        self._met = of.n_steps
-        of.exchanged(began, x.nbytes)
-
-    def result(self, drop: bool, keep: bool) -> np.ndarray:
-        """Exchange with the centre if there were steps since the last exchange, and return the centre."""
-        if not keep and self._of.n_steps > self._met:
-            self._meet()
-        self._of.transport.barrier()
-        return self._board.centre
-
-
-class _Gossip(_Unsynchronized):
-    """Exchanges through mailboxes in shared memory."""
-
-    def __init__(self, of: _Parameters) -> None:
-        super().__init__(of)
-        self._weight = 1.0 / of.n_ranks
-
-    def before_step(self) -> None:
-        """Merge all messages that have come."""
-        of, board = self._of, self._board
-        if not board.is_full[of.rank].any():
-            return
-        began, x = monotonic_ns(), of.pack()
-        with board.locks.hold(1 + of.rank, of.check_processes):
-            for sender in np.flatnonzero(board.is_full[of.rank]):
-                other, weight = board.messages[of.rank, sender], float(board.weights[of.rank, sender])
-                merged, self._weight = of.rule.merge(x, self._weight, other, weight)
-                _check_shape(merged, x)
-                x[:] = merged
-                board.is_full[of.rank, sender] = 0
-                self._note("merge", int(sender))
-        of.unpack(x)
-        of.waited += monotonic_ns() - began
-
-    def after_step(self) -> None:
-        """With some probability, send the parameters to another rank, unless its mailbox is full."""
-        of, board = self._of, self._board
-        if of.n_ranks == 1 or of.random.random() >= of.rule.probability:
-            return
-        to = int(of.random.integers(of.n_ranks - 1))
-        to += to >= of.rank
-        began = monotonic_ns()
-        with board.locks.hold(1 + to, of.check_processes):
-            if board.is_full[to, of.rank]:
-                return
-            self._weight, board.weights[to, of.rank] = of.rule.split(self._weight)
-            board.messages[to, of.rank] = of.pack()
-            board.is_full[to, of.rank] = 1
-            self._note("send", to)
-        of.exchanged(began, of.x.nbytes)
-
-    def result(self, drop: bool, keep: bool) -> np.ndarray:
-        """Merge all messages, and return the mean of the parameters by the ranks' weights."""
-        of = self._of
-        if not keep:
-            self.before_step()
-        own = self._board.messages[of.rank] if keep else []
-        full = self._board.is_full[of.rank] if keep else []
-        total = np.array([self._weight])
-        of.received[:] = self._weight * of.pack()
-        for message, weight, is_full in zip(own, self._board.weights[of.rank], full):
-            if is_full:
-                of.received += weight * message
-                total += weight
-        of.average([of.received, total], "sum")
-        of.received /= total.astype(of.received.dtype)
-        return of.received
-
-
-_ENGINES: dict[str, Any] = {"average": _Averages, "centre": _Centre, "gossip": _Gossip}
 
 
 class Loops:
@@ -438,13 +58,13 @@ class Loops:
         self.check_processes = group.check_workers if is_leader else group.check_controller
         self._row_views, self._runner = row_views, runner
         self._is_controller = self.rank == group.world.master_rank
-        self._loops: dict[int, tuple[_Parameters, Any]] = {}
+        self._loops: dict[int, tuple[Parameters, Any]] = {}
 
     def run(self, loop: Loop) -> Records:
         """Make steps, and return their records; an interrupt or a failure of another rank ends it between two steps."""
         if not loop.number:
-            parameters = _Parameters(self, loop.exchange)
-            self._loops[loop.key] = parameters, _ENGINES[parameters.rule.engine](parameters)
+            parameters = Parameters(self, loop.exchange)
+            self._loops[loop.key] = parameters, ENGINES[parameters.rule.engine](parameters)
         of, engine = self._of(loop.key)
         run, timeline = self._runner(loop.function, None), self.group.timeline
         if loop.mean_loss is not None:
@@ -480,7 +100,7 @@ class Loops:
             of.given = loop.number, of.take_records()
         return of.given[1]
 
-    def _of(self, key: int) -> tuple[_Parameters, Any]:
+    def _of(self, key: int) -> tuple[Parameters, Any]:
         """Return the state of a loop."""
         if key not in self._loops:
             raise SessionError("this rank does not know the loop, because its worker has replaced a dead one meanwhile")
@@ -491,7 +111,7 @@ class Loops:
         self.group.deadline.begin()
         self.check()
 
-    def _batches(self, loop: Loop, of: _Parameters, turns: Iterator[int]) -> Iterator[tuple[int, list[Any]]]:
+    def _batches(self, loop: Loop, of: Parameters, turns: Iterator[int]) -> Iterator[tuple[int, list[Any]]]:
         """Yield the numbers of batches and the inputs of their steps."""
         if not loop.n_batches:
             return
@@ -502,7 +122,7 @@ class Loops:
         if of.items is None:
             random = np.random.default_rng([loop.exchange.seed, loop.epoch, self.rank])
             make = cloudpickle.loads(loop.batches)
-            of.items = _Ahead(make(self.rank, self.n_ranks, loop.epoch, random), self._check_own)
+            of.items = Ahead(make(self.rank, self.n_ranks, loop.epoch, random), self._check_own)
         for turn in turns:
             item = of.items.next()
             if item is None:
@@ -541,12 +161,7 @@ class Loops:
         return [*lost, of.take_records()], values
 
 
-def _check_shape(value: Any, x: np.ndarray) -> None:
-    if np.shape(value) != x.shape:
-        raise ValueError(f"the rule returned an array of shape {np.shape(value)}; expected {x.shape}")
-
-
-class _Ahead:
+class Ahead:
     """Batches that the program makes, of which a thread prepares the next one while the present one is used.
 
     Parameters
