@@ -17,7 +17,7 @@ from ._api.data_arrays import Data as Data, data as data
 "Collectives"
 from ._api.collectives import all_gather as all_gather, broadcast as broadcast, gather as gather, scatter as scatter
 from ._api.collectives import all_reduce as all_reduce, reduce as reduce
-from ._api.access import (
+from ._api.variables import (
     check_replicas as check_replicas,
     get_lengths as get_lengths,
     get_shapes as get_shapes,

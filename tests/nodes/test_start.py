@@ -16,7 +16,7 @@ from mpi_jobs import needs_mpi, run_processes
 from namespace_hosts import MPIEXEC
 
 import synkhronos as synk
-from synkhronos._cli.supervisor import Supervisor
+from synkhronos._cli.mpirun import Supervisor
 from synkhronos._utils.rendezvous import ENDED, WAITS, Report
 
 pytestmark = [needs_mpi, theano_only("the start of a job, which does not depend on the backend")]

@@ -1,6 +1,9 @@
 """Collectives inside compiled functions: operations, their state at run time, gradients and graph rewrites."""
 
-from synkhronos._graph.ops.analysis import (
+from synkhronos._graph.ops.collective_op import UNNUMBERED, Collective
+from synkhronos._graph.ops.expressions import averaged, gathered, reduced, summed
+from synkhronos._graph.ops.rank_context import BROADCAST, Counted, RankContext, current
+from synkhronos._graph.ops.rewrites import (
     Cut,
     after_collectives,
     collectives_of,
@@ -10,6 +13,3 @@ from synkhronos._graph.ops.analysis import (
     has_collectives,
     has_collectives_in_loop,
 )
-from synkhronos._graph.ops.collective_op import UNNUMBERED, Collective
-from synkhronos._graph.ops.expressions import averaged, gathered, reduced, summed
-from synkhronos._graph.ops.rank_context import BROADCAST, Counted, RankContext, current
