@@ -3,7 +3,8 @@
 1. zig compiles a wheel from the sdist, for the glibc of the images in which releases are compiled.
 2. ``auditwheel`` checks which versions of glibc it needs, and names it after them; ``twine`` checks its metadata.
 3. pip installs it into an empty environment, in which README's program for both backends runs: on PyTensor without a
-   compiler. If qemu is installed, a demo runs on emulated processors without AVX-512 and without AVX.
+   compiler. If qemu is installed, a demo runs on emulated processors without AVX-512 and without AVX. On PyTensor, the
+   extra ``pymc`` is installed, too, and README's PyMC program runs.
 
 ``make release-check`` does all of this. ``python release_check.py DIST`` needs no packages: it does the third step for
 this Python, with the wheel in the folder DIST.
@@ -127,6 +128,17 @@ def run_readme(installed, folder, environment):
         raise SystemExit("README's program did not print what its serial form prints:\n" + "\n".join(printed))
 
 
+def run_pymc(installed, folder, environment):
+    """Run README's program for PyMC, and compare the means of the draws with the slopes of the data."""
+    path = ROOT / "README.md"
+    (code,) = [code for code, _, mark in programs(path, path.name, False).values() if mark == "on PyTensor"]
+    (folder / "program.py").write_text(code, encoding="utf-8")
+    printed = run(installed, "program.py", folder=folder, **environment)
+    means = [float(one) for one in printed[printed.rindex("[") + 1 : printed.rindex("]")].split()]
+    if len(means) != 20 or max(abs(mean - (rank / 9.5 - 1)) for rank, mean in enumerate(means)) > 0.02:
+        raise SystemExit("README's PyMC program printed other means than about -1, -0.89, ... 1:\n" + printed)
+
+
 def try_wheel(wheel, python):
     """Install a wheel into an empty environment, and run programs there; yield a line about each step."""
     on_theano = version_of(python) < (3, 12)
@@ -151,6 +163,10 @@ def try_wheel(wheel, python):
             environment["PATH"] = f"{name}/nothing"
         run_readme(installed, folder, environment)
         yield f"README's program on {'Theano' if on_theano else 'PyTensor without a compiler'}: {seconds()}"
+        if not on_theano:
+            run(installed, "-m", "pip", "install", "--quiet", *binary, f"{wheel}[pymc]", folder=folder)
+            run_pymc(installed, folder, environment)
+            yield f"README's PyMC program without a compiler, with its installation: {seconds()}"
         # by default, Theano would compile for the real processor; numba would compile for minutes
         environment["THEANO_FLAGS"] = f"gcc.cxxflags=-march=x86-64,base_compiledir={name}/emulated"
         environment["PYTENSOR_FLAGS"] = "linker=py,cxx="
