@@ -231,8 +231,7 @@ class AllReduce(NamedTuple):
 
 
 @_command(KEEPS_SHAPES, SYNCHRONIZES)
-@dataclass(frozen=True)
-class Reduce:
+class Reduce(NamedTuple):
     """Reduce variables over all ranks, into the controller's variables or into arrays that it returns."""
 
     variables: tuple[int, ...]
@@ -380,7 +379,7 @@ Command = Union[
 
 
 def join_reductions(parts: Sequence[Command]) -> list[tuple[Command, list[Command]]]:
-    """Join consecutive all-reduces of different variables, so that the ranks meet once for all of them.
+    """Join consecutive reductions of different variables in place, so that the ranks meet once for all of them.
 
     Returns
     -------
@@ -390,7 +389,8 @@ def join_reductions(parts: Sequence[Command]) -> list[tuple[Command, list[Comman
     groups: list[list[Command]] = []
     seen: set[int] = set()  # variables of the last group
     for part in parts:
-        own = set(part.variables) if isinstance(part, AllReduce) else set()
+        own = set(part.variables) if isinstance(part, (AllReduce, Reduce)) else set()
+        own = set() if isinstance(part, Reduce) and not part.in_place else own
         if own and groups and _is_like(part, groups[-1][0]) and seen.isdisjoint(own):
             groups[-1].append(part)
         else:
@@ -401,14 +401,14 @@ def join_reductions(parts: Sequence[Command]) -> list[tuple[Command, list[Comman
 
 
 def _is_like(one: Command, other: Command) -> bool:
-    """Return whether two commands are all-reduces that differ in their variables only."""
-    return isinstance(one, AllReduce) and isinstance(other, AllReduce) and one[1:] == other[1:]
+    """Return whether two commands are reductions that differ in their variables only."""
+    return isinstance(one, (AllReduce, Reduce)) and type(one) is type(other) and one[1:] == other[1:]
 
 
 def _joined(group: list[Command]) -> Command:
     first = group[0]
-    if not isinstance(first, AllReduce):
+    if not isinstance(first, (AllReduce, Reduce)):
         return first
     return first._replace(
-        variables=tuple([key for part in group if isinstance(part, AllReduce) for key in part.variables])
+        variables=tuple([key for part in group if isinstance(part, type(first)) for key in part.variables])
     )

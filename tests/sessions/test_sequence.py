@@ -349,27 +349,26 @@ def test_a_session_that_is_closed_in_the_block(two):
         future.result()
 
 
-def test_consecutive_all_reduces_of_different_variables_meet_once(session, monkeypatch):
+@pytest.mark.parametrize("name", ["all_reduce", "reduce"])
+def test_consecutive_reductions_of_different_variables_meet_once(session, monkeypatch, name):
     variables = [theano.shared(np.arange(4.0) + i, f"v{i}") for i in range(6)]
     synk.distribute()
     synk.broadcast(variables)
-    transport = current().replica._exchange.transport
-    seen, all_reduce = [], transport.all_reduce
-    monkeypatch.setattr(
-        transport, "all_reduce", lambda arrays, *others: seen.append(len(arrays)) or all_reduce(arrays, *others)
-    )
+    transport, reduce = current().replica._exchange.transport, getattr(synk, name)
+    seen, before = [], getattr(transport, name)
+    monkeypatch.setattr(transport, name, lambda arrays, *others: seen.append(len(arrays)) or before(arrays, *others))
     with synk.sequence():
         for var in variables[:4]:
-            synk.all_reduce(var, "sum")
-        synk.all_reduce(variables[0], "sum")  # again
-        synk.all_reduce(variables[4:], "sum")
-        synk.all_reduce(variables[1], "max")
+            reduce(var, "sum")
+        reduce(variables[0], "sum")  # again
+        reduce(variables[4:], "sum")
+        reduce(variables[1], "max")
     assert seen == [4, 3, 1]
     n = session
-    factors = [n * n, n, n, n, n, n]
+    factors = [n * n if name == "all_reduce" else 2 * n - 1, n, n, n, n, n]
     for i, (var, factor) in enumerate(zip(variables, factors)):
         assert (var.get_value() == factor * (np.arange(4.0) + i)).all()
-    assert synk.check_replicas() == {}
+    assert name == "reduce" or synk.check_replicas(variables) == {}
 
 
 def test_the_part_whose_shapes_differ_is_named(session):
