@@ -22,6 +22,7 @@ from synkhronos._costs.model import Curve, Machine
 #: Bytes of an element on the wire, relative to float32, which gradients have.
 WIRE_DTYPES = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
 
+_FEW_BYTES = 8192  # for up to 4 processes; for more, in inverse proportion, as in `_collectives.buckets`
 _HIDDEN = 0.05  # part of a step below which exchange counts as hidden
 _WORTHWHILE = 1.05  # speed-up from which another wire dtype is worth a word
 _MOST_STEPS = 1024  # between two exchanges that the verdict proposes
@@ -57,8 +58,14 @@ class Link:
     def all_reduce(self, n_bytes: float, n_processes: int) -> float:
         """Return 2(P - 1)α + 2(P - 1) / P mβ: a reduce-scatter and an all-gather.
 
-        R. Thakur, R. Rabenseifner, W. Gropp (2005), Optimization of collective communication operations in MPICH.
+        Few bytes are gathered by all processes in ⌈log₂ P⌉ rounds, which takes ⌈log₂ P⌉α + (P - 1)mβ.
+
+        R. Thakur, R. Rabenseifner, W. Gropp (2005), Optimization of collective communication operations in MPICH. J.
+        Bruck et al. (1997), Efficient algorithms for all-to-all communications in multiport message-passing systems.
         """
+        if n_bytes <= _FEW_BYTES * 4 / max(4, n_processes):
+            rounds = math.ceil(math.log2(n_processes))
+            return rounds * self.latency + (n_processes - 1) * n_bytes / self.bandwidth
         return 2 * self.reduce_scatter(n_bytes, n_processes)
 
 

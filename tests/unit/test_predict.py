@@ -148,12 +148,18 @@ def test_a_missing_scikit_learn_is_named(monkeypatch):
 
 
 def test_collectives_of_a_ring():
-    # 4 processes, 4000 bytes: 3 messages of 1000 bytes, 2 ms each; and as many in the all-gather
-    assert LINK.reduce_scatter(4000, 4) == pytest.approx(0.006)
-    assert LINK.all_reduce(4000, 4) == pytest.approx(0.012)
-    assert LINK.all_reduce(4000, 4) == pytest.approx(2 * 3 * 0.001 + 2 * 3 / 4 * 4000 * 1e-6)
-    assert bytes_sent(4000, 4) == 6000
-    assert LINK.all_reduce(4000, 1) == 0
+    # 4 processes, 40000 bytes: 3 messages of 10000 bytes, 11 ms each; and as many in the all-gather
+    assert LINK.reduce_scatter(40000, 4) == pytest.approx(0.033)
+    assert LINK.all_reduce(40000, 4) == pytest.approx(0.066)
+    assert LINK.all_reduce(40000, 4) == pytest.approx(2 * 3 * 0.001 + 2 * 3 / 4 * 40000 * 1e-6)
+    assert bytes_sent(40000, 4) == 60000
+    assert LINK.all_reduce(40000, 1) == LINK.all_reduce(4, 1) == 0
+
+
+def test_few_bytes_are_gathered_by_all():
+    # 5 processes: 3 rounds of 1 ms, in which each receives the 4 arrays of the others
+    assert LINK.all_reduce(100, 5) == pytest.approx(0.0034)
+    assert LINK.all_reduce(0, 64) == pytest.approx(0.006)
 
 
 def test_latency_and_bandwidth_are_fitted_to_messages():
