@@ -30,6 +30,7 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "excerpt": ("excerpt", {}),
     "many_ranks": ("many_ranks", {}),
     "memory": ("memory", {}),
+    "kernel_models": ("kernel_models", {}),
     "start": ("start", {}),
     "instruments": ("instruments", {}),
     "scaling-cnn": ("scaling", {"model": "cnn"}),
