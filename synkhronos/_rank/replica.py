@@ -38,14 +38,18 @@ from synkhronos._rank.commands import (
     Flush,
     Get,
     InOrder,
+    KeepValues,
     Load,
     Loop,
     Record,
     Shapes,
+    TimeFunction,
+    TimeReduction,
     join_reductions,
 )
 from synkhronos._rank.environment import ThreadLimits, seed_rank
 from synkhronos._rank.loop import Loops
+from synkhronos._rank.measurements import Measurements
 from synkhronos._rank.messages import Decoder, Encoder, Envelope, Failure
 from synkhronos._rank.results import ResultPublisher, RowViews
 from synkhronos._rank.steps import Steps
@@ -68,6 +72,8 @@ class Replica:
 
     Attributes
     ----------
+    on_node : range
+        The ranks of this node.
     completed : int
         Number of completed parts of the last command, if it is an `InOrder`.
     """
@@ -83,6 +89,7 @@ class Replica:
         world = group.world
         self.rank = world.first + group.rank
         self.n_ranks = world.n_ranks
+        self.on_node = range(world.first, world.first + group.n_ranks)
         self.is_controller = self.rank == world.master_rank
         self.completed = 0
         self.segments = segments
@@ -112,6 +119,8 @@ class Replica:
             transport=self._exchange.transport,
             runner=self._caller.runner,
         )
+        transport, runner = self._exchange.transport, self._caller.runner
+        self.measurements = Measurements(self.rank, variables, segments, transport=transport, runner=runner)
         self._n_failures = 0
         self._publisher = ResultPublisher(workspace, heap, group.rank, by_message=world.node > 0)
         self.read = self._publisher.read
@@ -124,6 +133,9 @@ class Replica:
             Call: self._caller.call,
             Loop: self._loops.run,
             EndLoop: self._loops.end,
+            KeepValues: self.measurements.keep,
+            TimeFunction: self.measurements.time_function,
+            TimeReduction: self.measurements.time_reduction,
             InOrder: self._in_order,
             **self._exchange.handlers,
         }
@@ -132,7 +144,7 @@ class Replica:
         """Describe a command in a word or two: its kind, and the name of the function that it calls."""
         if isinstance(command, InOrder):
             return f"Sequence ({', '.join(map(self.describe, command.parts))})"
-        function = self.functions[command.function].name if isinstance(command, (Call, Loop)) else None
+        function = self.functions[command.function].name if isinstance(command, (Call, Loop, TimeFunction)) else None
         return f"{type(command).__name__} {function or ''}".rstrip()
 
     def changes_variables(self, command: Command) -> bool:
