@@ -4,8 +4,8 @@
 command line must start without it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib
+import typing
 
 from synkhronos._costs.model import (
     Curve,
@@ -26,7 +26,7 @@ from synkhronos._costs.model import (
 )
 from synkhronos._costs.store import MOST_BUSY, Store, path_of_store
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from synkhronos._costs.kernels import RowTimes as RowTimes
     from synkhronos._costs.kernels import Spread as Spread
     from synkhronos._costs.kernels import fit_row_times as fit_row_times
@@ -42,13 +42,23 @@ if TYPE_CHECKING:
     from synkhronos._costs.predict import verdict as verdict
 
 _KERNELS = ("RowTimes", "Spread", "fit_row_times")
-_PREDICT = ("Cluster", "Link", "PredictionTable", "Rule", "StepPrediction", "Workload", "fit_link", "predict_step")
-_PREDICT += ("predict_steps", "verdict")
+_PREDICT = (
+    "Cluster",
+    "Link",
+    "PredictionTable",
+    "Rule",
+    "StepPrediction",
+    "Workload",
+    "fit_link",
+    "predict_step",
+    "predict_steps",
+    "verdict",
+)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     """Import the model of training steps when one of its names is used."""
     for module, names in (("kernels", _KERNELS), ("predict", _PREDICT)):
         if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

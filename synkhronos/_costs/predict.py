@@ -272,9 +272,7 @@ def cluster_of(machine: Machine, n_ranks: int, link: Link) -> Cluster:
     """
     slowdown = machine.together.passes.seconds[-1] / machine.alone.passes.seconds[-1]
     contention = Curve((1.0, float(n_ranks)), (1.0, max(1.0, slowdown)))
-    return Cluster(
-        link, machine.reduction, "float32", machine.meeting, machine.command, contention, copy=machine.copy
-    )
+    return Cluster(link, machine.reduction, "float32", machine.meeting, machine.command, contention, copy=machine.copy)
 
 
 def input_seconds(workload: Workload, cluster: Cluster, nodes: int, ranks: int, batch: int) -> float:
@@ -453,7 +451,7 @@ class PredictionTable:
     def lines(self) -> list[tuple[str, ...]]:
         """Return the cells of the table, with titles. It has a column of rules if there are several, and of memory."""
         has_rules, has_memory = len({step.rule for step in self.steps}) > 1, any(step.memory for step in self.steps)
-        lines = []
+        lines: list[tuple[str, ...]] = []
         for one in self.steps:
             cells = {"nodes": str(one.nodes), "ranks": str(one.ranks), "batch": str(one.batch)}
             cells |= {"rule": str(one.rule)} if has_rules else {}
@@ -467,8 +465,8 @@ class PredictionTable:
 
     def to_csv(self) -> str:
         """Return the table as CSV: seconds and bytes in full precision, with a line of titles."""
-        names = ("nodes", "ranks", "batch", "seconds", "compute", "waiting", "exposed", "on_link", "efficiency")
-        names += ("link_bytes", "memory", "rows_per_second", "limit")
+        names = ["nodes", "ranks", "batch", "seconds", "compute", "waiting", "exposed", "on_link", "efficiency"]
+        names += ["link_bytes", "memory", "rows_per_second", "limit"]
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("rule", *names))

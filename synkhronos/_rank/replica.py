@@ -38,18 +38,15 @@ from synkhronos._rank.commands import (
     Flush,
     Get,
     InOrder,
-    KeepValues,
     Load,
     Loop,
     Record,
     Shapes,
     TimeFunction,
-    TimeReduction,
     join_reductions,
 )
 from synkhronos._rank.environment import ThreadLimits, seed_rank
 from synkhronos._rank.loop import Loops
-from synkhronos._rank.measurements import Measurements
 from synkhronos._rank.messages import Decoder, Encoder, Envelope, Failure
 from synkhronos._rank.results import ResultPublisher, RowViews
 from synkhronos._rank.steps import Steps
@@ -119,8 +116,7 @@ class Replica:
             transport=self._exchange.transport,
             runner=self._caller.runner,
         )
-        transport, runner = self._exchange.transport, self._caller.runner
-        self.measurements = Measurements(self.rank, variables, segments, transport=transport, runner=runner)
+        self.restore = self._exchange.restore
         self._n_failures = 0
         self._publisher = ResultPublisher(workspace, heap, group.rank, by_message=world.node > 0)
         self.read = self._publisher.read
@@ -133,9 +129,7 @@ class Replica:
             Call: self._caller.call,
             Loop: self._loops.run,
             EndLoop: self._loops.end,
-            KeepValues: self.measurements.keep,
-            TimeFunction: self.measurements.time_function,
-            TimeReduction: self.measurements.time_reduction,
+            TimeFunction: self._caller.time_function,
             InOrder: self._in_order,
             **self._exchange.handlers,
         }

@@ -83,8 +83,8 @@ class ShapeCache:
         if isinstance(command, _rank.EndLoop):
             return () if command.keep or command.discard else command.variables
         if isinstance(command, _rank.TimeFunction):
-            updated = _graph.updated_variables(self._replica.functions[command.function])
-            return [*map(self._replica.variables.key, updated)]
+            variables = _graph.updated_variables(self._replica.functions[command.function])
+            return {*map(self._replica.variables.key, variables)}
         if isinstance(command, (_rank.Put, _rank.AllReduce, _rank.Reduce, _rank.AllGather, _rank.KeepValues)):
             return command.variables
         return ()

@@ -2,23 +2,27 @@
 
 import csv
 import io
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from backend import MRG_RandomStreams, T, theano
 from comparison import close
+from scripts import ROOT
 
 import synkhronos as synk
-from synkhronos._api import plans
+from synkhronos._api import plans, step_measurements
 from synkhronos.extensions import train
 
 
 @pytest.fixture
 def forked(automatic, monkeypatch):
-    """Return a function that makes a session of some ranks; measurements are short, constants of the machine made up."""
-    monkeypatch.setattr(plans, "_SECONDS", 0.001)
-    monkeypatch.setattr(plans, "_REPETITIONS", 2)
+    """Return a function that makes a session of some ranks, in which measurements are short."""
+    monkeypatch.setattr(step_measurements, "_SECONDS", 0.001)
+    monkeypatch.setattr(step_measurements, "_REPETITIONS", 2)
     return automatic
 
 
@@ -88,7 +92,7 @@ def test_later_steps_are_those_without_a_plan(forked):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-@pytest.mark.parametrize("place", ["_cluster", "_checks"])
+@pytest.mark.parametrize("place", ["measure_machine", "check_steps"])
 def test_no_trace_is_left_after_an_exception(forked, monkeypatch, error, place):
     forked(2)
     f = build()
@@ -148,9 +152,7 @@ def test_rules_and_hyperparameters(forked):
     named = [str(one.rule) for one in table.table.steps]
     assert named == ["bsp", "local every=4", "delayed every=4 delay=2", "centre every=8"]
     assert "local every=4" in str(table)
-    local = train.make_train_function(
-        loss, [w], *inputs, "sgd", learning_rate=0.1, rule=synk.rules.LocalSGD(every=5)
-    )
+    local = train.make_train_function(loss, [w], *inputs, "sgd", learning_rate=0.1, rule=synk.rules.LocalSGD(every=5))
     before = w.get_value()
     table = synk.plan(local, X, TARGETS)
     assert (str(table.table.steps[0].rule), table.checks) == ("local every=5", [])
@@ -211,3 +213,82 @@ def test_functions_without_rows_are_refused(forked):
         synk.plan(synk.function([], theano.shared(1.0) * 2))
     with pytest.raises(TypeError, match="expected a function of synkhronos, or a step of train"):
         synk.plan(np.sum, X)
+
+
+SCRIPT = """
+import sys
+import numpy as np
+import synkhronos as synk
+from synkhronos.extensions import train
+if synk.engine == "theano":
+    import theano, theano.tensor as T
+else:
+    import pytensor as theano, pytensor.tensor as T
+
+w, x, t = theano.shared(np.ones(3), "w"), T.dmatrix("x"), T.dvector("t")
+loss = T.sqr(x.dot(w) - t).mean()
+with synk.session(2, use_gpu=False):
+    options = {OPTIONS}
+    step = train.make_train_function(loss, [w], x, t, "sgd", learning_rate=0.1, **options)
+    rows = np.ones((40, 3))
+    print(sys.argv[1:], __name__)
+    for turn in range(TURNS):
+        step(rows, rows[:, 0], batch=slice(0, 24)) if "rule" not in options else None
+    if "rule" in options:
+        step.loop(rows, rows[:, 0], batch_size=12, epochs=1)
+    print("the end")
+"""
+
+
+def run_plan(tmp_path, *words, options="", turns=1000):
+    """Run the command on a script; return the exit code, and the output."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace("{OPTIONS}", f"dict({options})").replace("TURNS", str(turns)))
+    command = [sys.executable, "-m", "synkhronos", "plan", str(script), *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SYNKHRONOS_COSTS": str(tmp_path.parent / "costs.json")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_command_measures_a_script(tmp_path):
+    """It ends when the table is complete. Unknown options are the script's own."""
+    words = [
+        "--nodes",
+        "1-4",
+        "--line",
+        "1Gbit",
+        "--rule",
+        "bsp,local:8",
+        "--own",
+        "3",
+        "--csv",
+        str(tmp_path / "a.csv"),
+    ]
+    code, text, errors = run_plan(tmp_path, *words, options="exact=True")
+    assert code == 0, errors
+    assert text.startswith("['--own', '3'] __main__\nnodes ")
+    assert "the end" not in text
+    with open(tmp_path / "a.csv") as file:
+        lines = [(one["rule"], *map(int, [one["nodes"], one["ranks"], one["batch"]])) for one in csv.DictReader(file)]
+    assert lines == [(rule, n, r, 24) for rule in ("bsp", "local every=8") for n in (1, 2, 4) for r in (1, 2)]
+
+
+@pytest.mark.parametrize("options", ["", "rule=synk.rules.LocalSGD(every=5)"])
+def test_the_command_measures_a_step_with_few_calls_and_a_loop(tmp_path, options):
+    code, text, errors = run_plan(tmp_path, options=options, turns=2)
+    assert code == 0, errors
+    assert "\n    1      2     24 " in text
+    assert ("the end" in text) == (not options)
+
+
+def test_the_command_says_if_there_is_nothing_to_measure(tmp_path):
+    code, text, _ = run_plan(tmp_path, turns=0)
+    assert code == 1
+    assert "calls no function of Synkhronos of which the number of rows can be changed" in text
+
+
+@pytest.mark.parametrize("words", [["--nodes", "many"], ["--slow", "often"], ["--rule", "often"]])
+def test_mistakes_on_the_command_line(tmp_path, words):
+    code, _, errors = run_plan(tmp_path, *words)
+    assert code == 1
+    assert re.search(rf"plan: .*{words[1]}.*; expected", errors)
