@@ -276,6 +276,11 @@ def plan(
     if session.on_gpu:
         raise SessionError("plan measures CPU cores only, and this session computes on GPUs")
     n_local, n_nodes = len(session.replica.on_node), session.n_ranks // len(session.replica.on_node)
+    if n_local * n_nodes != session.n_ranks:
+        raise ValueError(
+            f"the session has {session.n_ranks} ranks, {n_local} of them on this node; expected equally many on each "
+            "node"
+        )
     link = _link_of(line)
     every_ranks = _numbers("ranks", ranks, range(1, n_local + 1))
     every_nodes = _numbers("nodes", nodes, range(1, n_nodes + 1))
@@ -292,9 +297,10 @@ def plan(
     sizes = sizes_between(math.ceil(min(batches) / most), max(batches))
     every, session.replica_check.every = session.replica_check.every, 0
     try:
-        with progress("measuring", 4) as work, target.prepared(), restored(session, target.updated):
+        with progress("measuring", 3) as work, target.prepared(), restored(session, target.updated):
             workload = measure_function(session, target, sizes, work)
-            cluster = measure_machine(session, target, sizes, link, most, work)
+            cluster = measure_machine(session, target, workload, sizes, link=link, most=most)
+            work.done += 1
             cluster = replace(cluster, slow=tuple(slow))
             rules = [(workload if one.kind == "bsp" else target.local(workload), one) for one in kinds]
             checks = []
@@ -365,7 +371,7 @@ def _notes(
     lines += [
         f"Measured: one rank with {', '.join(map(str, sizes))} rows; {workload.n_bytes:.0f} bytes in "
         f"{workload.n_collectives} collective{'s' * (workload.n_collectives > 1)}; "
-        f"command {1e6 * cluster.command:.3g} µs",
+        f"command {1e3 * cluster.command:.3g} ms",
     ]
     if n_local > 1:
         lines.append(
@@ -373,7 +379,7 @@ def _notes(
             f"of {BYTES[-1] >> 20} MiB takes {1e3 * largest:.3g} ms"
         )
     else:
-        lines.append("Assumed, because the session has one rank: ranks do not slow each other down, exchange is free")
+        lines.append("Assumed, because this node has one rank: ranks do not slow each other down, exchange is free")
     if is_given or n_nodes > 1:
         how = "Given" if is_given else "Measured"
         speed = f"{8e-9 * cluster.link.bandwidth:.3g} Gbit/s, {1e6 * cluster.link.latency:.3g} µs for a message"

@@ -13,10 +13,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-import synkhronos
 from synkhronos import _graph
-from synkhronos._api.build import function
-from synkhronos._api.calibration import measured
 from synkhronos._api.call_plan import rows_on_ranks, slices_of
 from synkhronos._api.checks import arrange
 from synkhronos._api.data_arrays import Data
@@ -356,16 +353,13 @@ def _reduction(session: Session, on_node: bool) -> list[float]:
 
 
 def measure_machine(
-    session: Session, target: Target, sizes: Sequence[int], link: Link | None, most: int, work: Progress
+    session: Session, target: Target, workload: Workload, sizes: Sequence[int], *, link: Link | None, most: int
 ) -> Cluster:
-    """Measure the machine: contention, commands, and all-reduces on this node and between nodes."""
+    """Measure the machine: contention, commands, copies, and all-reduces on this node and between nodes.
+
+    The command is what a step with one row on each rank takes in addition to computing and exchange.
+    """
     on_node, own = session.replica.on_node, session.master_rank
-    costs = None
-    if session.is_on_one_node:
-        session.costs = session.costs or measured(session, synkhronos.__version__, function)
-        costs = session.costs.machine
-    n_commands = len(target.parts) + bool(target.reduced)
-    command = n_commands * (costs.command if costs else _seconds_of_flush(session))
     within = Curve(tuple(map(float, BYTES)), tuple(_reduction(session, on_node=True)))
     if link is None and session.is_on_one_node:
         link = Link(0.0, math.inf)
@@ -374,7 +368,6 @@ def measure_machine(
         over_all = _reduction(session, on_node=False)
         seconds = [max(_LEAST_SECONDS, (over - here) / (2 * (n - 1))) for over, here in zip(over_all, within.seconds)]
         link = fit_link([n_bytes / n for n_bytes in BYTES], seconds)
-    work.done += 1
     counts = sorted({len(on_node), *(2**i for i in range(len(on_node).bit_length()) if 2**i <= len(on_node))})
     others = [rank for rank in on_node if rank != own]
     factors = {1: 1.0}
@@ -394,15 +387,29 @@ def measure_machine(
         factors[n] = max(1.0, statistics.median(ratios))
     last = max(factors)
     factors[max(last + 1, most)] = factors[last]  # of more ranks than here: that of as many as here
-    work.done += 1
     contention = Curve(tuple(map(float, factors)), tuple(factors.values()))
-    return Cluster(
-        link, within, command=command, contention=contention, copy=costs.copy if costs and target.row_bytes else None
-    )
+    cluster = Cluster(link, within, contention=contention, copy=_copies() if target.row_bytes else None)
+    if session.n_ranks == 1:
+        return cluster
+    if target.is_local or not target.takes_batch:
+        return replace(cluster, command=statistics.median(_measured_calls(session.flush, _SECONDS)))
+    step, n_local = _seconds_of_step(target, session.n_ranks), len(on_node)
+    predicted = predict_step(workload, cluster, session.n_ranks // n_local, n_local, session.n_ranks)
+    return replace(cluster, command=max(0.0, step - predicted.seconds))
 
 
-def _seconds_of_flush(session: Session) -> float:
-    return statistics.median(_measured_calls(session.flush, 0.05))
+def _copies() -> Curve:
+    """Return the seconds of copies, by bytes."""
+    arrays = [np.zeros(n_bytes, np.uint8) for n_bytes in BYTES]
+    calls = [functools.partial(np.copyto, np.empty_like(array), array) for array in arrays]
+    seconds = [_typical([_measured_calls(call, 0.002) for _ in range(_ROUNDS)]) for call in calls]
+    return Curve(tuple(map(float, BYTES)), tuple(seconds))
+
+
+def _seconds_of_step(target: Target, batch: int) -> float:
+    """Return the seconds of a step of all ranks."""
+    target.step(batch)
+    return _typical([_measured_calls(functools.partial(target.step, batch), 2 * _SECONDS) for _ in range(_ROUNDS)])
 
 
 def _measured_calls(call: Callable[[], Any], seconds: float) -> list[float]:
@@ -424,9 +431,9 @@ def check_steps(
         possible = [size for size in batches if size == target.n_rows]
     found = []
     for size in possible if session.n_ranks > 1 else ():
-        target.step(size)
-        rounds = [_measured_calls(functools.partial(target.step, size), 2 * _SECONDS) for _ in range(_ROUNDS)]
         n_local = len(session.replica.on_node)
         predicted = predict_step(workload, cluster, session.n_ranks // n_local, n_local, size)
-        found.append(Check(session.n_ranks, size, predicted.seconds, _typical(rounds), workload.compute(size)))
+        found.append(
+            Check(session.n_ranks, size, predicted.seconds, _seconds_of_step(target, size), workload.compute(size))
+        )
     return found

@@ -62,23 +62,14 @@ class Watch:
 
     def install(self) -> None:
         """Count calls from now on."""
-        from synkhronos._api.exact import ExactFunction
-        from synkhronos._api.functions import Function
-        from synkhronos._api.parallel import ParallelFunction
-        from synkhronos._session import Session
-        from synkhronos.extensions.steps import ExactTrainFunction, LocalTrainFunction, TrainFunction
+        import synkhronos
 
-        kinds: list[type] = [Function, ExactFunction, ParallelFunction, TrainFunction, ExactTrainFunction]
-        try:
-            from synkhronos.extensions.pymc.building import ModelFunction
-        except ImportError:
-            pass
-        else:
-            kinds.append(ModelFunction)
-        for kind in kinds:
-            self._wrap(kind, "__call__", self._call)
-        self._wrap(LocalTrainFunction, "loop", self._loop)
-        self._wrap(Session, "stop", self._stop)
+        train: Any = getattr(synkhronos.extensions, "train")  # noqa: B009 - it is imported when it is used
+        functions = [synkhronos.Function, *_subclasses(synkhronos.Function)]
+        for kind in (*functions, train.TrainFunction, train.ExactTrainFunction):
+            if "__call__" in vars(kind):
+                self._wrap(kind, "__call__", self._call)
+        self._wrap(train.LocalTrainFunction, "loop", self._loop)
 
     def _wrap(self, kind: Any, name: str, handle: Callable[..., Any]) -> None:
         inner = getattr(kind, name)
@@ -96,6 +87,8 @@ class Watch:
         setattr(kind, name, wrapper)
 
     def _call(self, inner: Callable[..., Any], f: Any, args: Any, kwargs: Any) -> Any:
+        if not self._seen:
+            self._wrap(type(_session_of(f)), "stop", self._stop)
         start = time.perf_counter()
         result = inner(*args, **kwargs)
         seen = self._seen.setdefault(f, _Seen())
@@ -108,11 +101,9 @@ class Watch:
 
     def _loop(self, inner: Callable[..., Any], f: Any, args: Any, kwargs: Any) -> Any:
         """Measure the step of a loop with a training rule, which has data in the place of inputs."""
-        from synkhronos._session import current
-
         if callable(args[0]):
             return inner(*args, **kwargs)
-        named = {"batch": kwargs["batch_size"] * current("plan").n_ranks}
+        named = {"batch": kwargs["batch_size"] * _session_of(f).n_ranks}
         for key, value in (kwargs.get("schedule") or {}).items():
             named[getattr(key, "name", key)] = value(0) if callable(value) else value
         return self._measure(f, args, named)
@@ -145,6 +136,16 @@ class Watch:
             self._is_within = False
             return
         raise _Complete
+
+
+def _subclasses(kind: type) -> list[type]:
+    found: list[type] = kind.__subclasses__()
+    return [*found, *(one for sub in found for one in _subclasses(sub))]
+
+
+def _session_of(f: Any) -> Any:
+    """Return the session of a function, or of a step."""
+    return getattr(f, "gradient", getattr(f, "function", f))._session()
 
 
 def _length(batch: Any, args: Sequence[Any]) -> int:

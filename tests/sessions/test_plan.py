@@ -1,6 +1,7 @@
 """`synk.plan`: predictions of steps from measurements, of which no trace is left."""
 
 import csv
+import functools
 import io
 import os
 import re
@@ -19,11 +20,11 @@ from synkhronos.extensions import train
 
 
 @pytest.fixture
-def forked(automatic, monkeypatch):
+def forked(no_session, monkeypatch):
     """Return a function that makes a session of some ranks, in which measurements are short."""
     monkeypatch.setattr(step_measurements, "_SECONDS", 0.001)
     monkeypatch.setattr(step_measurements, "_REPETITIONS", 2)
-    return automatic
+    return functools.partial(synk.fork, use_gpu=False)
 
 
 X = np.random.RandomState(0).randn(48, 3)
@@ -178,7 +179,7 @@ def test_one_rank_says_what_is_assumed(forked):
     forked(1)
     table = synk.plan(build(exact=True), X, TARGETS, ranks=[1, 2])
     assert table.checks == []
-    assert "the session has one rank" in str(table)
+    assert "this node has one rank" in str(table)
 
 
 def test_plots_have_the_measured_points(forked, tmp_path):
@@ -245,7 +246,7 @@ def run_plan(tmp_path, *words, options="", turns=1000):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("{OPTIONS}", f"dict({options})").replace("TURNS", str(turns)))
     command = [sys.executable, "-m", "synkhronos", "plan", str(script), *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SYNKHRONOS_COSTS": str(tmp_path.parent / "costs.json")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     return done.returncode, done.stdout, done.stderr
 
