@@ -297,9 +297,7 @@ def _typical(rounds: Sequence[Sequence[float]]) -> float:
     return min(map(statistics.median, rounds))
 
 
-def _measured_rows(
-    session: Session, target: Target, part: _Part, sizes: Sequence[int], graph: Any = None
-) -> tuple[RowTimes, float]:
+def _measured_rows(session: Session, target: Target, part: _Part, sizes: Sequence[int]) -> tuple[RowTimes, float]:
     """Return the seconds of a function on one rank by rows, and the standard deviation of equal calls, relative."""
     rounds: dict[int, list[list[float]]] = {size: [] for size in sizes}
     spent = 0.0
@@ -307,7 +305,7 @@ def _measured_rows(
         for size in sizes:
             if turn and spent > _MOST_SECONDS:
                 break
-            found = _time(session, target, part, size, [session.master_rank], graph=graph)
+            found = _time(session, target, part, size, [session.master_rank])
             rounds[size].append(found)
             spent += sum(found)
     deviations = []
@@ -325,8 +323,13 @@ def measure_function(session: Session, target: Target, sizes: Sequence[int], wor
     times, deviation = _measured_rows(session, target, first, sizes)
     kernels, divided = [times], 0.0
     if isinstance(first.function, ExactFunction) and first.function._first is not first.function._graph:
-        full, _ = _measured_rows(session, target, first, sizes, first.function._graph)
-        divided = max(0.0, statistics.median(full.at(size) - times.at(size) for size in sizes))
+        graphs = (first.function._first, first.function._graph)
+        one_rank = [session.master_rank]
+        pairs = [
+            [_time(session, target, first, sizes[0], one_rank, graph=graph) for graph in graphs] for _ in range(_ROUNDS)
+        ]
+        without, full = zip(*pairs)
+        divided = max(0.0, _typical(full) - _typical(without))
     for part in others:
         seconds = _typical([_time(session, target, part, 1, [session.master_rank]) for _ in range(_ROUNDS)])
         kernels.append(RowTimes((1.0,), (seconds,), seconds))
@@ -371,7 +374,7 @@ def measure_machine(
     counts = sorted({len(on_node), *(2**i for i in range(len(on_node).bit_length()) if 2**i <= len(on_node))})
     others = [rank for rank in on_node if rank != own]
     factors = {1: 1.0}
-    some = sizes[:: max(1, len(sizes) // 3)]
+    some = sizes[1:-1:2] or sizes
     for n in counts[1:]:
         ratios = []
         for size in some:

@@ -33,6 +33,7 @@ from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.rows import Rows, Selection, pieces, take
 
 _MOST_CALLS = 200  # that are timed at once
+_LEAST_OF_LONG = 2  # if one takes longer than all should
 
 
 def borrowed_row(call: Call) -> Rows:
@@ -210,8 +211,9 @@ class Caller:
     def time_function(self, command: TimeFunction) -> list[float] | None:
         """Return the seconds of calls of a function on this rank alone; ``None`` if it does not take part.
 
-        There are at least ``least`` calls, and more, up to `_MOST_CALLS`, until they have taken ``seconds``. One more,
-        before them, is not counted, because the backend may compile then. Collectives in the function have no effect.
+        There are at least ``least`` calls, or two long ones, and more, up to `_MOST_CALLS`, until they have taken
+        ``seconds``. One more, before them, is not counted, because the backend may compile then. Collectives in the
+        function have no effect.
         """
         if self._rank not in command.ranks:
             return None
@@ -385,6 +387,8 @@ def _array(output: Any) -> Any:
 def _seconds(call: Callable[[], Any], seconds: float, least: int) -> list[float]:
     begin = time.perf_counter()
     call()
+    if time.perf_counter() - begin > seconds:
+        least = min(least, _LEAST_OF_LONG)
     found: list[float] = []
     while len(found) < least or (len(found) < _MOST_CALLS and time.perf_counter() - begin < seconds):
         start = time.perf_counter()

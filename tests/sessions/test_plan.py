@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from backend import MRG_RandomStreams, T, theano
 from comparison import close
+from mpi_jobs import needs_mpi
+from namespace_hosts import MPIEXEC
 from scripts import ROOT
 
 import synkhronos as synk
@@ -228,7 +230,7 @@ else:
 
 w, x, t = theano.shared(np.ones(3), "w"), T.dmatrix("x"), T.dvector("t")
 loss = T.sqr(x.dot(w) - t).mean()
-with synk.session(2, use_gpu=False):
+with synk.session(RANKS, use_gpu=False):
     options = {OPTIONS}
     step = train.make_train_function(loss, [w], x, t, "sgd", learning_rate=0.1, **options)
     rows = np.ones((40, 3))
@@ -241,11 +243,13 @@ with synk.session(2, use_gpu=False):
 """
 
 
-def run_plan(tmp_path, *words, options="", turns=1000):
+def run_plan(tmp_path, *words, options="", turns=1000, ranks=2, launcher=()):
     """Run the command on a script; return the exit code, and the output."""
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.replace("{OPTIONS}", f"dict({options})").replace("TURNS", str(turns)))
-    command = [sys.executable, "-m", "synkhronos", "plan", str(script), *words]
+    script.write_text(
+        SCRIPT.replace("{OPTIONS}", f"dict({options})").replace("TURNS", str(turns)).replace("RANKS", str(ranks))
+    )
+    command = [*launcher, sys.executable, "-m", "synkhronos", "plan", str(script), *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     return done.returncode, done.stdout, done.stderr
@@ -280,6 +284,15 @@ def test_the_command_measures_a_step_with_few_calls_and_a_loop(tmp_path, options
     assert code == 0, errors
     assert "\n    1      2     24 " in text
     assert ("the end" in text) == (not options)
+
+
+@needs_mpi
+def test_the_command_measures_the_link_between_nodes(tmp_path):
+    launcher = [MPIEXEC, "-n", "2"]
+    code, text, errors = run_plan(tmp_path, options="exact=True", ranks=1, launcher=launcher)
+    assert code == 0, errors
+    assert "\n    2      1     24 " in text
+    assert "Measured: a link of" in text
 
 
 def test_the_command_says_if_there_is_nothing_to_measure(tmp_path):
