@@ -22,6 +22,7 @@
 # make wheel           build wheel and sdist into dist/
 # make release-check   build manylinux wheels for each Python here, and run README's program from them; installs qemu
 # make convergence     compare the accuracy of all training rules, with five seeds   (ARGS="--ranks 4")
+# make plan-validation  compare predicted steps with measured ones, on two ranks   (ARGS="mlp cnn")
 # make clean           remove everything that these targets created
 #
 # ARGS is passed to the program. Each target first installs its dependencies in .venv. PYTHON=/path/to/python chooses the
@@ -30,7 +31,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pymc test-theano test-numba test-machines test-launchers node-kills test-opencl model exact-programs fuzz-sharding soak busy coverage bench bench-pytensor lint format docs links wheel release-check convergence clean
+.PHONY: help demo test test-pymc test-theano test-numba test-machines test-launchers node-kills test-opencl model exact-programs fuzz-sharding soak busy coverage bench bench-pytensor lint format docs links wheel release-check convergence plan-validation clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -167,6 +168,9 @@ links: $(VENV)/with-docs
 
 convergence: $(VENV)/with-demos
 	$(BIN)/python demos/training_rules.py --seeds 5 $(ARGS)
+
+plan-validation: $(VENV)/with-demos
+	$(BIN)/python -m benchmarks.plan_validation $(or $(ARGS),mlp cnn lstm)
 
 wheel: $(VENV)/with-release
 	$(BIN)/python -m build

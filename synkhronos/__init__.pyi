@@ -36,6 +36,9 @@ from ._sharding.propagate import register_sharding as register_sharding
 from ._api.loops import Run as Run, loop as loop
 from . import rules as rules
 
+"Predictions"
+from ._api.plans import Plan as Plan, plan as plan
+
 "Instruments"
 from ._session.profiles import Profile as Profile
 from ._session.instruments import memory as memory, profile as profile, trace as trace

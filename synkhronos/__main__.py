@@ -1,4 +1,4 @@
-"""Command line: ``synkhronos`` and ``python -m synkhronos``, with the commands ``run``, ``info`` and ``top``."""
+"""Command line: ``synkhronos`` and ``python -m synkhronos``, with the commands ``run``, ``info``, ``top``, ``plan``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ exit code is 0 if synkhronos can compute on CPU cores, else 1"""
 
 _TOP = """show, until Ctrl-C, what each rank of this user's sessions is doing, its share of time waiting in the last
 second, its memory and its program, without interrupting the ranks; the exit code is 1 if there is no session"""
+
+_PLAN = """execute a Python program until it has called a function of Synkhronos some times, measure this function, and
+predict its steps on other numbers of nodes, ranks and rows, with the error of the model; no step of the measurement
+remains in the program's variables"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_option(given[1 + own])
         options = make_parser().parse_args(given[: 1 + own])
         return run(given[1 + own :], options.hosts, options.verbose)  # the program and its own options
+    if given[:1] == ["plan"]:
+        return plan(given)
     options = make_parser().parse_args(given)
     if options.command == "run":
         make_parser().error(f"run: got no program; use {program_name()} run SCRIPT [ARGUMENT ...]")
@@ -71,7 +77,33 @@ def make_parser() -> argparse.ArgumentParser:
     informing.add_argument("--gpu", action="store_true", help="also show what GPUs need, if there is no NVIDIA driver")
     watching = commands.add_parser("top", help="show what the ranks of running sessions do", description=_TOP)
     watching.add_argument("--once", action="store_true", help="print one table, without a live view")
+    planning = commands.add_parser(
+        "plan", help="predict a program's steps on other numbers of ranks", description=_PLAN
+    )
+    planning.usage = f"{parser.prog} plan SCRIPT [OPTION ...] [ARGUMENT ...]"
+    planning.add_argument("script", metavar="SCRIPT")
+    planning.add_argument("--nodes", help="numbers of nodes, such as 4, 1,3 or 1-64 (powers of 2 times the first)")
+    planning.add_argument("--ranks", help="numbers of ranks on each node; default: 1 to those of the session")
+    planning.add_argument("--batch", help="numbers of rows of all ranks in a step; default: those of the program")
+    planning.add_argument("--line", help="link between nodes, such as 10Gbit; default: measured on several nodes")
+    planning.add_argument("--rule", help="training rules with commas between them, such as bsp,local:16")
+    planning.add_argument("--slow", help="slow ranks, such as 1x5 for one that takes five times as long")
+    planning.add_argument("--csv", metavar="FILE", help="also write the predictions to a file")
+    planning.add_argument("--plot", metavar="FILE", help="also draw them; the suffix selects the format")
     return parser
+
+
+def plan(words: Sequence[str]) -> int:
+    """Execute the command ``plan``; words after ``--``, and options that it does not know, are the program's own."""
+    words = list(words)
+    end = words.index("--") if "--" in words else len(words)
+    given, others = make_parser().parse_known_args(words[:end])
+    from synkhronos._cli import plan_program
+
+    try:
+        return plan_program([given.script, *others, *words[end + 1 :]], given)
+    except (OSError, ValueError, ImportError) as error:
+        sys.exit(f"{program_name()} plan: {error}")
 
 
 def program_name() -> str:

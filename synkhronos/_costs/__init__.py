@@ -1,8 +1,11 @@
 """Cost model of calls: measured constants of the machine, and the seconds that they predict.
 
-`kernels` and `predict`, the model of training steps, import NumPy. They are not imported here, because the command line
-must start without it.
+`kernels` and `predict`, the model of training steps, import NumPy. Their names are imported on first use, because the
+command line must start without it.
 """
+
+import importlib
+import typing
 
 from synkhronos._costs.model import (
     Curve,
@@ -22,3 +25,40 @@ from synkhronos._costs.model import (
     typical,
 )
 from synkhronos._costs.store import MOST_BUSY, Store, path_of_store
+
+if typing.TYPE_CHECKING:
+    from synkhronos._costs.kernels import RowTimes as RowTimes
+    from synkhronos._costs.kernels import Spread as Spread
+    from synkhronos._costs.kernels import fit_row_times as fit_row_times
+    from synkhronos._costs.predict import Cluster as Cluster
+    from synkhronos._costs.predict import Link as Link
+    from synkhronos._costs.predict import PredictionTable as PredictionTable
+    from synkhronos._costs.predict import Rule as Rule
+    from synkhronos._costs.predict import StepPrediction as StepPrediction
+    from synkhronos._costs.predict import Workload as Workload
+    from synkhronos._costs.predict import fit_link as fit_link
+    from synkhronos._costs.predict import predict_step as predict_step
+    from synkhronos._costs.predict import predict_steps as predict_steps
+    from synkhronos._costs.predict import verdict as verdict
+
+_KERNELS = ("RowTimes", "Spread", "fit_row_times")
+_PREDICT = (
+    "Cluster",
+    "Link",
+    "PredictionTable",
+    "Rule",
+    "StepPrediction",
+    "Workload",
+    "fit_link",
+    "predict_step",
+    "predict_steps",
+    "verdict",
+)
+
+
+def __getattr__(name: str) -> typing.Any:
+    """Import the model of training steps when one of its names is used."""
+    for module, names in (("kernels", _KERNELS), ("predict", _PREDICT)):
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

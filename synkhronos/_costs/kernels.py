@@ -164,6 +164,8 @@ def expected_slowest(factors: tuple[float, ...], spread: Spread) -> float:
         For each rank, how many times as long as others it computes.
     spread : Spread
     """
+    if len(factors) == 1:
+        return factors[0]
     counts = {factor: factors.count(factor) for factor in set(factors)}
     if spread.samples:
         samples = np.sort(spread.samples)

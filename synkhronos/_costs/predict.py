@@ -8,6 +8,8 @@ exchange.
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import statistics
 from collections.abc import Sequence
@@ -180,6 +182,11 @@ class Rule:
     every: int = 1
     delay: int | None = None
 
+    def __str__(self) -> str:
+        if self.kind == "bsp":
+            return self.kind
+        return f"{self.kind} every={self.every}" + (f" delay={self.delay}" if self.kind == "delayed" else "")
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -197,6 +204,12 @@ class Workload:
         Part of the computation after which the first large gradient exists. 1: exchange does not overlap.
     spread : Spread
         Of the seconds of equal steps of one rank.
+    divided : float
+        Seconds of updates that one rank makes alone, and of which the ranks of a node each make a part.
+    row_bytes : float
+        Bytes of each row of inputs that the controller copies to shared memory in each step, for the other ranks.
+    memory : tuple of float
+        Bytes that a rank needs without rows, and for each row.
     """
 
     kernels: tuple[RowTimes, ...]
@@ -204,10 +217,13 @@ class Workload:
     n_collectives: int = 1
     first: float = 1.0
     spread: Spread = field(default_factory=Spread)
+    divided: float = 0.0
+    row_bytes: float = 0.0
+    memory: tuple[float, float] = (0.0, 0.0)
 
-    def compute(self, rows: float) -> float:
-        """Return the seconds that one rank computes."""
-        return sum(kernel.at(rows) for kernel in self.kernels)
+    def compute(self, rows: float, ranks: int = 1) -> float:
+        """Return the seconds that one rank computes, if a node has some number of ranks."""
+        return sum(kernel.at(rows) for kernel in self.kernels) + self.divided / ranks
 
 
 @dataclass(frozen=True)
@@ -231,6 +247,8 @@ class Cluster:
         ranks do not slow each other down.
     slow : tuple of float
         How many times as long some ranks compute, in addition to contention. All others: 1.
+    copy : Curve or None
+        Seconds of a copy to shared memory, by bytes. ``None``: inputs are not copied.
     """
 
     link: Link
@@ -240,6 +258,7 @@ class Cluster:
     command: float = 0.0
     contention: Curve | None = None
     slow: tuple[float, ...] = ()
+    copy: Curve | None = None
 
 
 def cluster_of(machine: Machine, n_ranks: int, link: Link) -> Cluster:
@@ -260,7 +279,17 @@ def cluster_of(machine: Machine, n_ranks: int, link: Link) -> Cluster:
     """
     slowdown = machine.together.passes.seconds[-1] / machine.alone.passes.seconds[-1]
     contention = Curve((1.0, float(n_ranks)), (1.0, max(1.0, slowdown)))
-    return Cluster(link, machine.reduction, "float32", machine.meeting, machine.command, contention)
+    return Cluster(link, machine.reduction, "float32", machine.meeting, machine.command, contention, copy=machine.copy)
+
+
+def input_seconds(workload: Workload, cluster: Cluster, nodes: int, ranks: int, batch: int) -> float:
+    """Return the seconds in which the other ranks get their rows of inputs that are not in shared memory.
+
+    The controller copies the rows of all other ranks of its node, and sends those of other nodes.
+    """
+    n_bytes = workload.row_bytes * batch * (1 - 1 / (nodes * ranks))
+    seconds = cluster.copy.at(n_bytes) if cluster.copy and n_bytes else 0.0
+    return seconds + workload.row_bytes * batch * (1 - 1 / nodes) / cluster.link.bandwidth
 
 
 def exchange_seconds(workload: Workload, cluster: Cluster, nodes: int, ranks: int) -> tuple[float, float]:
@@ -298,7 +327,7 @@ class StepPrediction:
     compute : float
         Mean of the seconds in which a rank computes.
     undivided : float
-        Of these, seconds that do not depend on the number of rows, and the command.
+        Of these, seconds that do not depend on a rank's number of rows: also the command, and copies of inputs.
     waiting : float
         Seconds in which a rank waits for the slowest one.
     exposed : float
@@ -309,6 +338,9 @@ class StepPrediction:
         Seconds of one rank with the same batch, divided by the number of all ranks and by ``seconds``.
     link_bytes : float
         Bytes that each node sends to others, on average over steps.
+    rule : Rule
+    memory : float
+        Bytes that each rank needs.
     """
 
     nodes: int
@@ -322,6 +354,8 @@ class StepPrediction:
     on_link: float
     efficiency: float
     link_bytes: float
+    rule: Rule = field(default_factory=Rule)
+    memory: float = 0.0
 
     @property
     def rows_per_second(self) -> float:
@@ -353,9 +387,12 @@ def predict_step(
     rule = rule or Rule()
     n_ranks = nodes * ranks
     contention = cluster.contention.at(ranks) if cluster.contention and ranks > 1 else 1.0
-    command = cluster.command if n_ranks > 1 else 0.0
-    own = contention * workload.compute(math.ceil(batch / n_ranks))
-    undivided = contention * sum(kernel.constant for kernel in workload.kernels) + command
+    command = 0.0
+    if n_ranks > 1:
+        command = cluster.command + input_seconds(workload, cluster, nodes, ranks, batch)
+    rows = math.ceil(batch / n_ranks)
+    own = contention * workload.compute(rows, ranks)
+    undivided = contention * workload.compute(0, ranks) + command
     factors = (*cluster.slow[:n_ranks], *(1.0,) * (n_ranks - len(cluster.slow)))
     within, between = exchange_seconds(workload, cluster, nodes, ranks)
     exchange = within + between
@@ -378,8 +415,22 @@ def predict_step(
     seconds = slowest + exposed
     sent = bytes_sent(workload.n_bytes * WIRE_DTYPES[cluster.wire_dtype], nodes) / rule.every
     efficiency = workload.compute(batch) / (n_ranks * seconds)
-    waiting = slowest - compute
-    return StepPrediction(nodes, ranks, batch, seconds, compute, undivided, waiting, exposed, on_link, efficiency, sent)
+    memory = workload.memory[0] + rows * workload.memory[1]
+    return StepPrediction(
+        nodes=nodes,
+        ranks=ranks,
+        batch=batch,
+        seconds=seconds,
+        compute=compute,
+        undivided=undivided,
+        waiting=slowest - compute,
+        exposed=exposed,
+        on_link=on_link,
+        efficiency=efficiency,
+        link_bytes=sent,
+        rule=rule,
+        memory=memory,
+    )
 
 
 @dataclass(frozen=True)
@@ -393,10 +444,10 @@ class PredictionTable:
 
     steps: tuple[StepPrediction, ...]
 
-    def at(self, nodes: int, ranks: int, batch: int) -> StepPrediction:
-        """Return one prediction; raise `KeyError` if the table does not have it."""
+    def at(self, nodes: int, ranks: int, batch: int, rule: str = "") -> StepPrediction:
+        """Return one prediction; raise `KeyError` if the table does not have it. ``""`` is the first rule."""
         for step in self.steps:
-            if (step.nodes, step.ranks, step.batch) == (nodes, ranks, batch):
+            if (step.nodes, step.ranks, step.batch) == (nodes, ranks, batch) and rule in ("", str(step.rule)):
                 return step
         raise KeyError(f"got nodes={nodes}, ranks={ranks}, batch={batch}; expected numbers of this table")
 
@@ -404,25 +455,33 @@ class PredictionTable:
         """Return the seconds of a step."""
         return self.at(nodes, ranks, batch).seconds
 
-    def __str__(self) -> str:
-        titles = (
-            "nodes",
-            "ranks",
-            "batch",
-            "step ms",
-            "compute",
-            "waiting",
-            "exchange",
-            "efficiency",
-            "sent MB",
-            "rows/s",
-        )
-        lines = [titles]
+    def lines(self) -> list[tuple[str, ...]]:
+        """Return the cells of the table, with titles. It has a column of rules if there are several, and of memory."""
+        has_rules, has_memory = len({step.rule for step in self.steps}) > 1, any(step.memory for step in self.steps)
+        lines: list[tuple[str, ...]] = []
         for one in self.steps:
-            times = (f"{1e3 * part:.4g}" for part in (one.seconds, one.compute, one.waiting, one.exposed))
-            sizes = (str(size) for size in (one.nodes, one.ranks, one.batch))
-            rates = (f"{one.efficiency:.0%}", f"{1e-6 * one.link_bytes:.4g}", f"{one.rows_per_second:.4g}")
-            lines.append((*sizes, *times, *rates))  # type: ignore[arg-type]
+            cells = {"nodes": str(one.nodes), "ranks": str(one.ranks), "batch": str(one.batch)}
+            cells |= {"rule": str(one.rule)} if has_rules else {}
+            parts = {"step ms": one.seconds, "compute": one.compute, "waiting": one.waiting, "exchange": one.exposed}
+            cells |= {title: f"{1e3 * part:.4g}" for title, part in parts.items()}
+            cells |= {"efficiency": f"{one.efficiency:.0%}", "sent MB": f"{1e-6 * one.link_bytes:.4g}"}
+            cells |= {"memory MB": f"{1e-6 * one.memory:.4g}"} if has_memory else {}
+            cells["rows/s"] = f"{one.rows_per_second:.4g}"
+            lines += [(*cells.values(),)] if lines else [(*cells,), (*cells.values(),)]
+        return lines
+
+    def to_csv(self) -> str:
+        """Return the table as CSV: seconds and bytes in full precision, with a line of titles."""
+        names = ["nodes", "ranks", "batch", "seconds", "compute", "waiting", "exposed", "on_link", "efficiency"]
+        names += ["link_bytes", "memory", "rows_per_second", "limit"]
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("rule", *names))
+        writer.writerows((step.rule, *(getattr(step, name) for name in names)) for step in self.steps)
+        return file.getvalue()
+
+    def __str__(self) -> str:
+        lines = self.lines()
         widths = [max(map(len, column)) for column in zip(*lines)]
         return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in lines)
 
@@ -434,12 +493,16 @@ def predict_steps(
     nodes: Sequence[int],
     ranks: Sequence[int],
     batches: Sequence[int],
-    rule: Rule | None = None,
+    rules: Sequence[tuple[Workload, Rule]] = (),
 ) -> PredictionTable:
-    """Predict steps with all combinations of numbers of nodes, of ranks on each, and of rows of all ranks."""
+    """Predict steps with all combinations of numbers of nodes, of ranks on each, and of rows of all ranks.
+
+    ``rules`` are training rules, each with what is exchanged by it. Default: ``"bsp"``, with ``workload``.
+    """
     return PredictionTable(
         tuple(
-            predict_step(workload, cluster, n_nodes, n_ranks, batch, rule)
+            predict_step(one, cluster, n_nodes, n_ranks, batch, rule)
+            for one, rule in rules or ((workload, Rule()),)
             for n_nodes in nodes
             for n_ranks in ranks
             for batch in batches
@@ -460,6 +523,7 @@ def verdict(
     last = steps[-1]
     since = next(i for i in range(len(steps)) if all(step.limit == last.limit for step in steps[i:]))
     where = f"from {sizes[since]} nodes on" if since or sizes[0] > 1 else f"up to {sizes[-1]} nodes"
+    where = where if sizes[-1] > 1 else f"of one node with {ranks} ranks"
     parts = [f"{last.limit} is the limit {where}"]
     if last.limit == "the link":
         if cluster.wire_dtype == "float32":

@@ -25,7 +25,7 @@ import numpy as np
 from synkhronos._memory import ArrayRef, Descriptor, FilePart, Segment, SegmentTable, find_part, open_part
 from synkhronos._native import native
 from synkhronos._processes import World
-from synkhronos._rank import Call, Command, InOrder, Load, Loop, Put, Source, borrowed_row
+from synkhronos._rank import Call, Command, InOrder, Load, Loop, Put, Source, TimeFunction, borrowed_row
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import Rows
 
@@ -251,6 +251,9 @@ class Shipping:
                 yield ref, 0, None
         elif isinstance(command, Call):
             yield from self._of_call(command, ranks)
+        elif isinstance(command, TimeFunction):
+            for ref in command.inputs:
+                yield ref, 0, None
         elif isinstance(command, Loop):
             yield command.order, 0, None
             order = self._segments.view(command.order)

@@ -19,6 +19,7 @@ from synkhronos._rank.commands import (
     Follow,
     Get,
     InOrder,
+    KeepValues,
     Load,
     Loop,
     Nccl,
@@ -32,6 +33,8 @@ from synkhronos._rank.commands import (
     SlicedUpdate,
     Source,
     Step,
+    TimeFunction,
+    TimeReduction,
     Unshare,
 )
 from synkhronos._rank.environment import digest_of_states, seed_rank

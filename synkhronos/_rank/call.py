@@ -11,6 +11,7 @@ collective, and keeps only those updates that are results of collectives, which 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
@@ -24,11 +25,15 @@ from synkhronos._memory import SegmentTable
 from synkhronos._native import native
 from synkhronos._processes import COLLECTIVES, FUNCTION, SHUFFLE, ProcessGroup
 from synkhronos._rank.collective_handlers import CollectiveHandlers
-from synkhronos._rank.commands import Call, Step
+from synkhronos._rank.commands import Call, Step, TimeFunction
 from synkhronos._rank.results import RowViews
 from synkhronos._rank.steps import Steps
+from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.rows import Rows, Selection, pieces, take
+
+_MOST_CALLS = 200  # that are timed at once
+_LEAST_OF_LONG = 2  # if one takes longer than all should
 
 
 def borrowed_row(call: Call) -> Rows:
@@ -203,6 +208,30 @@ class Caller:
             self._runners[key] = _graph.run_function(self._functions[function], subset)
         return self._runners[key]
 
+    def time_function(self, command: TimeFunction) -> list[float] | None:
+        """Return the seconds of calls of a function on this rank alone; ``None`` if it does not take part.
+
+        There are at least ``least`` calls, or two long ones, and more, up to `_MOST_CALLS`, until they have taken
+        ``seconds``. One more, before them, is not counted, because the backend may compile then. Collectives in the
+        function have no effect.
+        """
+        if self._rank not in command.ranks:
+            return None
+        run = self.runner(command.function, None)
+        values = [np.array(self._segments.view(ref)) for ref in command.inputs]
+        if command.takes_rows:
+            values += map(np.asarray, (command.rows, 0, command.rows))
+        cells = [self._variables[key].container.storage for key in command.sliceable]
+        before = [cell[0] for cell in cells]
+        try:
+            for cell, value in zip(cells, before):
+                cell[0] = np.take(value, np.resize(np.arange(len(value)), command.rows), axis=0)
+            return _seconds(lambda: run(list(values)), command.seconds, command.least)
+        finally:
+            with deferred_interrupts():
+                for cell, value in zip(cells, before):
+                    cell[0] = value
+
     def _prepare(self, command: Call) -> Callable[[], list[Any] | None]:
         """Return a callable that executes a command, any number of times."""
         is_absent = not (command.counts[self._rank] or command.all_compute or command.exact)
@@ -353,3 +382,16 @@ def _numbers(command: Call, part: Rows) -> list[np.ndarray]:
 def _array(output: Any) -> Any:
     """Return an output as an array; some ops return NumPy scalars."""
     return output if output is None or is_device_array(output) else np.asarray(output)
+
+
+def _seconds(call: Callable[[], Any], seconds: float, least: int) -> list[float]:
+    begin = time.perf_counter()
+    call()
+    if time.perf_counter() - begin > seconds:
+        least = min(least, _LEAST_OF_LONG)
+    found: list[float] = []
+    while len(found) < least or (len(found) < _MOST_CALLS and time.perf_counter() - begin < seconds):
+        start = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - start)
+    return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import math
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
@@ -30,14 +32,17 @@ from synkhronos._rank.commands import (
     Broadcast,
     Digest,
     Get,
+    KeepValues,
     Nccl,
     Put,
     Reduce,
     Shapes,
     Share,
+    TimeReduction,
     Unshare,
 )
 from synkhronos._rank.results import RowViews
+from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import Rows
 
 _logger = logging.getLogger("synkhronos")
@@ -87,6 +92,7 @@ class CollectiveHandlers:
         self.transport = make_transport(group, workspace, heap)
         self._transports: list[Transport] = [self.transport]
         self._timeline = group.timeline
+        self._kept: list[tuple[Any, Any, Any]] = []  # variables, their values, and copies of these
         self._at_work: list[np.ndarray] = []  # arrays that other ranks may read or write during this command
         self.handlers: dict[type, Callable[[Any], Any]] = {
             Broadcast: self._broadcast,
@@ -100,6 +106,8 @@ class CollectiveHandlers:
             AllGather: self._all_gather,
             Digest: self._digest,
             Shapes: self._shapes,
+            KeepValues: self._keep,
+            TimeReduction: self._time_reduction,
         }
 
     def use_nccl(self, comm: Any) -> None:
@@ -112,6 +120,42 @@ class CollectiveHandlers:
         self._at_work.clear()
         for transport in self._transports:
             transport.restart()
+
+    def _keep(self, command: KeepValues) -> None:
+        """Copy the values of variables, or restore those that were copied."""
+        if command.restore:
+            self.restore()
+        else:
+            values = [(var, _graph.get_array(var)) for var in map(self.variables.__getitem__, command.variables)]
+            self._kept = [(var, value, copy.deepcopy(value)) for var, value in values]
+
+    def restore(self) -> None:
+        """Give variables the values that they had: the same arrays, which the program may hold, with the same content.
+
+        After an interrupt, it can be repeated.
+        """
+        with deferred_interrupts():
+            for var, value, before in self._kept:
+                if isinstance(value, np.ndarray) and value.flags.writeable:
+                    np.copyto(value, before)
+                    before = value
+                var.container.storage[0] = before
+            self._kept = []
+
+    def _time_reduction(self, command: TimeReduction) -> list[float]:
+        """Return the seconds of all-reduces of an array of float32, on this node or on all."""
+        array = np.zeros(command.n_bytes // 4, np.float32)
+        self._at_work.append(array)
+        seconds = []
+        for _ in range(command.repetitions):
+            self.transport.barrier()
+            start = time.perf_counter()
+            if command.on_node:
+                self.transport.all_reduce_on_node([array], "max")
+            else:
+                self.transport.all_reduce([array], "max", None)
+            seconds.append(time.perf_counter() - start)
+        return seconds
 
     def _log_values(self, what: str, variables: Sequence[Any], way: str) -> None:
         """Log on the controller which transport moved variables, and the bytes of the controller's values."""

@@ -348,6 +348,42 @@ class EndLoop:
 
 
 @dataclass(frozen=True)
+class KeepValues:
+    """Copy the values of variables on each rank, or, with `restore`, give them the values that were copied last."""
+
+    variables: tuple[int, ...]
+    restore: bool = False
+
+
+@_command(KEEPS_SHAPES)
+@dataclass(frozen=True)
+class TimeFunction:
+    """Time calls of a function on some ranks, at once and each on its own; return their seconds on each rank.
+
+    Each takes all of the inputs, and the first `rows` of the variables `sliceable`. Updates are made.
+    """
+
+    function: int
+    inputs: tuple[ArrayRef, ...]
+    rows: int
+    takes_rows: bool  # the function also takes the total row count, the rank's first row, its row count
+    sliceable: tuple[int, ...]
+    ranks: tuple[int, ...]
+    seconds: float
+    least: int  # number of calls
+
+
+@_command(KEEPS_SHAPES, IGNORES_VALUES)
+@dataclass(frozen=True)
+class TimeReduction:
+    """Time all-reduces of `n_bytes`, on each node or over all of them; return their seconds on each rank."""
+
+    n_bytes: int
+    repetitions: int
+    on_node: bool
+
+
+@dataclass(frozen=True)
 class InOrder:
     """Execute commands one after the other, and return all results; all ranks complete one before the next."""
 
@@ -374,6 +410,9 @@ Command = Union[
     Record,
     Loop,
     EndLoop,
+    KeepValues,
+    TimeFunction,
+    TimeReduction,
     InOrder,
 ]
 

@@ -42,6 +42,7 @@ from synkhronos._rank.commands import (
     Loop,
     Record,
     Shapes,
+    TimeFunction,
     join_reductions,
 )
 from synkhronos._rank.environment import ThreadLimits, seed_rank
@@ -68,6 +69,8 @@ class Replica:
 
     Attributes
     ----------
+    on_node : range
+        The ranks of this node.
     completed : int
         Number of completed parts of the last command, if it is an `InOrder`.
     """
@@ -83,6 +86,7 @@ class Replica:
         world = group.world
         self.rank = world.first + group.rank
         self.n_ranks = world.n_ranks
+        self.on_node = range(world.first, world.first + group.n_ranks)
         self.is_controller = self.rank == world.master_rank
         self.completed = 0
         self.segments = segments
@@ -112,6 +116,7 @@ class Replica:
             transport=self._exchange.transport,
             runner=self._caller.runner,
         )
+        self.restore = self._exchange.restore
         self._n_failures = 0
         self._publisher = ResultPublisher(workspace, heap, group.rank, by_message=world.node > 0)
         self.read = self._publisher.read
@@ -124,6 +129,7 @@ class Replica:
             Call: self._caller.call,
             Loop: self._loops.run,
             EndLoop: self._loops.end,
+            TimeFunction: self._caller.time_function,
             InOrder: self._in_order,
             **self._exchange.handlers,
         }
@@ -132,7 +138,7 @@ class Replica:
         """Describe a command in a word or two: its kind, and the name of the function that it calls."""
         if isinstance(command, InOrder):
             return f"Sequence ({', '.join(map(self.describe, command.parts))})"
-        function = self.functions[command.function].name if isinstance(command, (Call, Loop)) else None
+        function = self.functions[command.function].name if isinstance(command, (Call, Loop, TimeFunction)) else None
         return f"{type(command).__name__} {function or ''}".rstrip()
 
     def changes_variables(self, command: Command) -> bool:

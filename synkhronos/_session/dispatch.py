@@ -23,6 +23,7 @@ from synkhronos._rank import (
     InOrder,
     Loop,
     Replica,
+    TimeFunction,
     TornUpdate,
     summarize,
 )
@@ -297,14 +298,14 @@ class Dispatcher:
     def _settled(self, command: Command | None) -> bool:
         """Wait shortly for the ranks to abort or finish their command; return whether the session is usable again."""
         with deferred_interrupts():
-            seconds = _STEP_SECONDS if isinstance(command, (Loop, EndLoop)) else _INTERRUPT_SECONDS
+            seconds = _STEP_SECONDS if isinstance(command, (Loop, EndLoop, TimeFunction)) else _INTERRUPT_SECONDS
             if not self._group.settle(seconds) or self._group.dead():
                 return False
             self._group.sync.reset()
             outcome = self.finish_step(command)
             self._replica.forget(*self._ledger.sent)  # the interrupt may have come before `issue` did this
             self._received(self._group.collect())
-            if isinstance(command, (Loop, EndLoop)):  # what follows makes the replicas equal
+            if isinstance(command, (Loop, EndLoop, TimeFunction)):  # what follows makes the replicas equal
                 return True
             text = f", and {outcome.text}" if outcome.text else ""
             if outcome.updated is None and not text:

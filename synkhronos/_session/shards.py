@@ -82,7 +82,10 @@ class ShapeCache:
             return [key for part in command.parts for key in self.changed_by(part)]
         if isinstance(command, _rank.EndLoop):
             return () if command.keep or command.discard else command.variables
-        if isinstance(command, (_rank.Put, _rank.AllReduce, _rank.Reduce, _rank.AllGather)):
+        if isinstance(command, _rank.TimeFunction):
+            variables = _graph.updated_variables(self._replica.functions[command.function])
+            return {*map(self._replica.variables.key, variables)}
+        if isinstance(command, (_rank.Put, _rank.AllReduce, _rank.Reduce, _rank.AllGather, _rank.KeepValues)):
             return command.variables
         return ()
 

@@ -31,6 +31,8 @@ PUBLIC = {
     "register_sharding", "Replicate", "Shard", "Partial",
     # instruments
     "profile", "trace", "Profile", "memory",
+    # predictions
+    "plan", "Plan",
     # the name of the backend
     "engine",
     # errors
@@ -244,7 +246,7 @@ def test_public_names():
     assert set(synk.__all__) - {"errors", "extensions", "rules", "__version__"} == PUBLIC
     for name in synk.__all__:
         assert hasattr(synk, name)
-    others = ("Data", "Function", "Future", "Profile", "Run", "Replicate", "Shard", "Partial")
+    others = ("Data", "Function", "Future", "Plan", "Profile", "Run", "Replicate", "Shard", "Partial")
     errors = {name for name in PUBLIC if inspect.isclass(getattr(synk, name)) and name not in others}
     for name in errors:
         assert issubclass(getattr(synk, name), synk.SynkhronosError)

@@ -1,0 +1,387 @@
+"""`synk.plan`: measure a function on one rank, and predict its steps on other numbers of nodes, ranks and rows."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from synkhronos._api.step_measurements import (
+    BYTES,
+    Check,
+    Target,
+    check_steps,
+    measure_function,
+    measure_machine,
+    restored,
+    sizes_between,
+)
+from synkhronos._costs import (
+    MOST_BUSY,
+    Cluster,
+    Curve,
+    Link,
+    PredictionTable,
+    Rule,
+    StepPrediction,
+    Workload,
+    predict_step,
+    predict_steps,
+    verdict,
+)
+from synkhronos._session import current
+from synkhronos._utils.display import html_table, progress, public_names
+from synkhronos._utils.resources import busy
+from synkhronos.errors import SessionError
+from synkhronos.rules import BSP, Average, Centre
+from synkhronos.rules import Rule as TrainingRule
+
+#: Assumed seconds of a message without bytes if only the bandwidth of a link is given: TCP between two hosts.
+LATENCY = 50e-6
+_UNITS = {"M": 1e6 / 8, "G": 1e9 / 8}  # bytes per second
+_EVERY = 10  # steps between two exchanges of a training rule that is named without a number
+
+
+class Plan:
+    """Predicted training steps by numbers of nodes, ranks and rows, as `plan` returns them.
+
+    ``str()`` returns the table, the errors of the model at sizes that were measured, and a sentence about what limits
+    the largest size.
+
+    Attributes
+    ----------
+    table : PredictionTable
+        The predictions; ``table.steps`` is a tuple of them.
+    checks : list of Check
+        Steps on the ranks of the session, which were predicted from one rank and then measured.
+    verdict : str
+        What limits a step on the most nodes and ranks, and what helps.
+    notes : list of str
+        What was measured, and what is assumed.
+
+    Examples
+    --------
+    >>> x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], x.dot(w).sum(), updates=[(w, 0.9 * w)], exact=True)
+    ...     table = synk.plan(f, np.ones((64, 3)), batch=[32, 64])
+    >>> len(table.table.steps), len(table.checks), table.seconds(ranks=2, batch=64) > 0, w.get_value()
+    (4, 2, True, array([1., 1., 1.]))
+    """
+
+    def __init__(
+        self,
+        table: PredictionTable,
+        model: tuple[Workload, Cluster],
+        *,
+        rules: Sequence[tuple[Workload, Rule]],
+        checks: Sequence[Check],
+        verdict: str,
+        notes: Sequence[str],
+    ) -> None:
+        self.table, self.checks, self.verdict, self.notes = table, list(checks), verdict, list(notes)
+        self._workload, self._cluster = model
+        self._rules = list(rules)
+
+    def seconds(self, *, ranks: int, batch: int, nodes: int = 1) -> float:
+        """Return the predicted seconds of a step, by the first training rule, also with numbers that have no line.
+
+        Parameters
+        ----------
+        ranks, batch, nodes : int
+            Number of ranks on each node, of rows of all ranks, and of nodes.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
+        return self._step(nodes, ranks, batch).seconds
+
+    def _step(self, nodes: int, ranks: int, batch: int) -> StepPrediction:
+        workload, rule = self._rules[0]
+        return predict_step(workload, self._cluster, nodes, ranks, batch, rule)
+
+    def to_csv(self) -> str:
+        """Return the predictions as CSV.
+
+        Returns
+        -------
+        str
+            A line of titles, and one for each prediction, with times in seconds.
+        """
+        return self.table.to_csv()
+
+    def plot(self, path: Any = None) -> Any:
+        """Draw the speed-up with measured points, and the parts of each step as stacked bars.
+
+        Parameters
+        ----------
+        path : str, optional
+            Path of a file to draw to. Its suffix selects the format.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            With two axes.
+
+        Raises
+        ------
+        ImportError
+            If Matplotlib is not installed.
+        """
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(11, 4.5), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        steps = [step for step in self.table.steps if step.rule == self.table.steps[0].rule]
+        for batch in dict.fromkeys(step.batch for step in steps):
+            alone = self._workload.compute(batch)
+            points = sorted((step.nodes * step.ranks, alone / step.seconds) for step in steps if step.batch == batch)
+            (line,) = left.plot(*zip(*points), marker=".", label=f"{batch} rows")
+            found = [(one.ranks, one.alone / one.measured) for one in self.checks if one.batch == batch]
+            left.plot(*zip(*found) if found else ([], []), "o", mfc="none", color=line.get_color())
+        left.set(xlabel="ranks", ylabel="speed-up over one rank (circles: measured)")
+        left.legend()
+        bottom = np.zeros(len(steps))
+        names = [f"{step.nodes}×{step.ranks}\n{step.batch}" for step in steps]
+        for title, part in (("computing", "compute"), ("waiting", "waiting"), ("exchange", "exposed")):
+            heights = np.array([1e3 * getattr(step, part) for step in steps])
+            right.bar(range(len(steps)), heights, bottom=bottom, label=title)
+            bottom += heights
+        right.set(ylabel="ms per step", xlabel="nodes × ranks, rows", xticks=range(len(steps)))
+        right.set_xticklabels(names, fontsize=7)
+        right.legend()
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def _lines_of_checks(self) -> list[tuple[str, ...]]:
+        titles = ("ranks", "batch", "predicted ms", "measured ms", "error", "error of perfect scaling")
+        return [titles] + [
+            (
+                *map(str, one[:2]),
+                *(f"{1e3 * seconds:.4g}" for seconds in one[2:4]),
+                f"{one.error:+.1%}",
+                f"{one.error_of_perfect_scaling:+.1%}",
+            )
+            for one in self.checks
+        ]
+
+    def _error(self) -> str:
+        if not self.checks:
+            return "No size could be checked here: the session has one rank, or the rule makes local steps."
+        errors = [abs(one.error) for one in self.checks]
+        return (
+            f"Error of the model at {len(errors)} measured sizes: median {statistics.median(errors):.1%}, "
+            f"largest {max(errors):.1%}."
+        )
+
+    def __str__(self) -> str:
+        lines = self._lines_of_checks()
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        checks = ["  ".join(map(str.rjust, line, widths)) for line in lines] if self.checks else []
+        return "\n".join([str(self.table), "", *checks, self._error(), f"Verdict: {self.verdict}.", "", *self.notes])
+
+    def __repr__(self) -> str:
+        return f"<synkhronos.Plan of {len(self.table.steps)} predictions and {len(self.checks)} checks>"
+
+    def _repr_html_(self) -> str:
+        """Return the tables as HTML, for notebooks."""
+        checks = html_table(self._lines_of_checks()) if self.checks else ""
+        sentences = html_table([(self._error(),), (f"Verdict: {self.verdict}.",)])
+        return html_table(self.table.lines()) + checks + sentences
+
+    def __dir__(self) -> list[str]:
+        return public_names(self)
+
+
+def plan(
+    f: Any,
+    *inputs: Any,
+    ranks: Sequence[int] | int | None = None,
+    nodes: Sequence[int] | int | None = None,
+    batch: Sequence[int] | int | None = None,
+    line: str | tuple[float, float] | None = None,
+    rule: Any = None,
+    slow: Sequence[float] = (),
+    params: Sequence[Any] = (),
+    **named: Any,
+) -> Plan:
+    """Measure a function on one rank, and predict its steps on other numbers of nodes, ranks and rows.
+
+    The function is called some times at five or six numbers of rows, and so are all-reduces. Then all updates are
+    undone on all ranks, also those of random states, and also after an exception or Ctrl-C. Steps on the ranks of the
+    session are measured, too, so that the result has the error of the model. docs/cost_model.md has the formulas and
+    assumptions. No other thread may use the session meanwhile.
+
+    Parameters
+    ----------
+    f : Function, or step of `synkhronos.extensions.train`
+        Also a function that was built under `parallelize`, or by PyMC in a `parallel` block. Steps are predicted for
+        the plan ``"rows"``.
+    *inputs
+        Its inputs, as in a call.
+    ranks : int or list of int, optional
+        Numbers of ranks on each node. Default: 1 to the number of ranks on this node.
+    nodes : int or list of int, optional
+        Numbers of nodes. Default: 1, or 1 to the number of nodes of the session.
+    batch : int or list of int, optional
+        Numbers of rows of all ranks in a step. Default: that of the inputs.
+    line : str or tuple of float, optional
+        Link between nodes: bits per second, such as ``"10Gbit"`` or ``"100Mbit"``; or seconds of a message without
+        bytes, and bytes per second. Default: measured, if the session has several nodes.
+    rule : Rule or str, or list of these, optional
+        Training rules of `synkhronos.rules`, or ``"bsp"``, ``"local"``, ``"delayed"`` and ``"centre"``, the latter with
+        a number of steps between exchanges if wanted, as in ``"local:16"``. Default: that of ``f``, or ``"bsp"``.
+    slow : list of float, optional
+        How many times as long as the others some ranks compute: ``[5]`` for one that takes five times as long.
+    params : list of shared variables, optional
+        The parameters that training rules average. Default: those of a step of `synkhronos.extensions.train`, or all
+        variables of floating-point numbers that ``f`` updates.
+    **named
+        Inputs by name, such as hyperparameters of a step.
+
+    Returns
+    -------
+    Plan
+        The predictions as a table.
+
+    Raises
+    ------
+    SessionError
+        Without a session, or in a `sequence`.
+    TypeError, ValueError
+        For invalid arguments, and for a function of which the number of rows cannot be changed.
+    WorkerError
+        If a rank fails.
+
+    Examples
+    --------
+    >>> x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], x.dot(w).sum(), updates=[(w, 0.9 * w)], exact=True)
+    ...     table = synk.plan(f, np.ones((64, 3)), ranks=[1, 2], nodes=[1, 4], line="10Gbit")
+    >>> [(step.nodes, step.ranks) for step in table.table.steps]
+    [(1, 1), (1, 2), (4, 1), (4, 2)]
+    """
+    session = current("plan")
+    if session.sequencer.place:
+        raise SessionError("plan cannot be called in a sequence; call it outside of the block")
+    if session.on_gpu:
+        raise SessionError("plan measures CPU cores only, and this session computes on GPUs")
+    n_local, n_nodes = len(session.replica.on_node), session.n_ranks // len(session.replica.on_node)
+    if n_local * n_nodes != session.n_ranks:
+        raise ValueError(
+            f"the session has {session.n_ranks} ranks, {n_local} of them on this node; expected equally many on each "
+            "node"
+        )
+    link = _link_of(line)
+    every_ranks = _numbers("ranks", ranks, range(1, n_local + 1))
+    every_nodes = _numbers("nodes", nodes, range(1, n_nodes + 1))
+    if max(every_nodes) > 1 and link is None and n_nodes == 1:
+        raise ValueError(
+            f"nodes is {every_nodes}, and the session has one node, so no link can be measured; expected also line, "
+            'such as line="10Gbit"'
+        )
+    target = Target(session, f, inputs, named, params)
+    given = target.rule if rule is None else rule
+    kinds = [_rule_of(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
+    batches = _numbers("batch", batch, [target.n_rows])
+    most = max(every_ranks) * max(every_nodes)
+    sizes = sizes_between(math.ceil(min(batches) / most), max(batches))
+    every, session.replica_check.every = session.replica_check.every, 0
+    try:
+        with progress("measuring", 3) as work, target.prepared(), restored(session, target.updated):
+            workload = measure_function(session, target, sizes, work)
+            cluster = measure_machine(session, target, workload, sizes, link=link, most=most)
+            work.done += 1
+            cluster = replace(cluster, slow=tuple(slow))
+            rules = [(workload if one.kind == "bsp" else target.local(workload), one) for one in kinds]
+            checks = []
+            if not target.is_local and kinds[0].kind == "bsp":
+                checks = check_steps(session, target, workload, replace(cluster, slow=()), batches)
+            work.done += 1
+    finally:
+        session.replica_check.every = every
+    table = predict_steps(workload, cluster, nodes=every_nodes, ranks=every_ranks, batches=batches, rules=rules)
+    first, kind = rules[0]
+    sentence = verdict(first, cluster, nodes=every_nodes, ranks=max(every_ranks), batch=max(batches), rule=kind)
+    notes = _notes(first, cluster, sizes, n_local, n_nodes, is_given=line is not None)
+    return Plan(table, (workload, cluster), rules=rules, checks=checks, verdict=sentence, notes=notes)
+
+
+# -- arguments
+
+
+def _numbers(name: str, given: Any, default: Sequence[int]) -> list[int]:
+    """Return numbers in increasing order, each once."""
+    found = list(default) if given is None else [given] if np.ndim(given) == 0 else list(given)
+    for one in found:
+        if isinstance(one, bool) or not isinstance(one, (int, np.integer)) or one < 1:
+            raise ValueError(f"{name} has {one!r}; expected ints of at least 1")
+    if not found:
+        raise ValueError(f"{name} is empty; expected at least one int")
+    return sorted({int(one) for one in found})
+
+
+def _link_of(line: Any) -> Link | None:
+    if line is None:
+        return None
+    if isinstance(line, str):
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MG])bit(?:/s)?", line.strip())
+        if found and float(found[1]) > 0:
+            return Link(LATENCY, float(found[1]) * _UNITS[found[2]])
+    elif isinstance(line, tuple) and len(line) == 2 and line[0] >= 0 and line[1] > 0:
+        return Link(float(line[0]), float(line[1]))
+    raise ValueError(f'line is {line!r}; expected such as "10Gbit" or "100Mbit", or (seconds, bytes per second)')
+
+
+def _rule_of(given: Any) -> Rule:
+    """Return how the model describes a training rule."""
+    if given is None or isinstance(given, BSP):
+        return Rule()
+    if isinstance(given, Average):
+        return Rule("delayed" if given.delay else "local", given.every, given.delay or None)
+    if isinstance(given, Centre):
+        return Rule("centre", given.every)
+    if isinstance(given, TrainingRule):
+        raise ValueError(f"rule is {given!r}; expected BSP, an average or a centre, because gossip has no model")
+    kind, _, every = str(given).partition(":")
+    if kind == "bsp" and not every:
+        return Rule()
+    if kind not in ("local", "delayed", "centre") or not re.fullmatch("([1-9][0-9]*)?", every):
+        raise ValueError(f'rule is {given!r}; expected "bsp", "local:10", "delayed:10" or "centre:10"')
+    return Rule(kind, int(every or _EVERY))  # type: ignore[arg-type]
+
+
+def _notes(
+    workload: Workload, cluster: Cluster, sizes: Sequence[int], n_local: int, n_nodes: int, is_given: bool
+) -> list[str]:
+    """Return lines on what was measured, and what is assumed."""
+    assert isinstance(cluster.within, Curve) and cluster.contention is not None
+    largest = cluster.within.seconds[-1]
+    used = busy()
+    lines = [f"Other programs used {used:.0%} of the cores, which makes errors larger"] if used > MOST_BUSY else []
+    lines += [
+        f"Measured: one rank with {', '.join(map(str, sizes))} rows; {workload.n_bytes:.0f} bytes in "
+        f"{workload.n_collectives} collective{'s' * (workload.n_collectives > 1)}; "
+        f"command {1e3 * cluster.command:.3g} ms",
+    ]
+    if n_local > 1:
+        lines.append(
+            f"Measured: {n_local} ranks at once take {cluster.contention.at(n_local):.3f} times as long; an all-reduce "
+            f"of {BYTES[-1] >> 20} MiB takes {1e3 * largest:.3g} ms"
+        )
+    else:
+        lines.append("Assumed, because this node has one rank: ranks do not slow each other down, exchange is free")
+    if is_given or n_nodes > 1:
+        how = "Given" if is_given else "Measured"
+        speed = f"{8e-9 * cluster.link.bandwidth:.3g} Gbit/s, {1e6 * cluster.link.latency:.3g} µs for a message"
+        lines.append(f"{how}: a link of {speed}")
+    return lines

@@ -1,0 +1,442 @@
+"""Measurements for predictions of training steps: a function on one rank by rows, contention, and all-reduces."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+from synkhronos import _graph
+from synkhronos._api.call_plan import rows_on_ranks, slices_of
+from synkhronos._api.checks import arrange
+from synkhronos._api.data_arrays import Data
+from synkhronos._api.exact import ExactFunction
+from synkhronos._api.functions import Function
+from synkhronos._costs import (
+    Cluster,
+    Curve,
+    Link,
+    RowTimes,
+    Spread,
+    Workload,
+    fit_link,
+    fit_row_times,
+    predict_step,
+)
+from synkhronos._graph.ops import collectives_of
+from synkhronos._rank import KeepValues, TimeFunction, TimeReduction
+from synkhronos._session import Session
+from synkhronos._utils.display import Progress
+from synkhronos.errors import SynkhronosError, WorkerRestarted
+
+_N_SIZES = 6  # numbers of rows at which a function is measured
+_RANGE = 8  # ratio of the largest and the least of them, at least: it shows what does not depend on rows
+_ROUNDS = 3  # of all sizes, one after the other: a delay by other programs seldom lasts for all
+_SECONDS, _LEAST = 0.06, 3  # of the calls in one round
+_MOST_SECONDS = 60.0  # of all calls for one function
+BYTES = (8, 2**10, 2**14, 2**17, 2**20, 2**23)  # of all-reduces
+_REPETITIONS = 7
+_LEAST_SECONDS = 1e-7  # of a message
+_MAD = 1.4826  # standard deviation of a normal distribution by its median absolute deviation
+
+
+class Check(NamedTuple):
+    """A step that was predicted and measured.
+
+    Attributes
+    ----------
+    ranks, batch : int
+    predicted, measured : float
+        Seconds.
+    alone : float
+        Seconds of one rank with the same rows.
+    """
+
+    ranks: int
+    batch: int
+    predicted: float
+    measured: float
+    alone: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def error_of_perfect_scaling(self) -> float:
+        """Relative error of the seconds of one rank, divided by the number of ranks."""
+        return self.alone / self.ranks / self.measured - 1
+
+
+def sizes_between(least: int, most: int) -> list[int]:
+    """Return numbers of rows from the least, or fewer, to the largest, with equal ratios."""
+    least = max(1, min(least, most // _RANGE))
+    ratio = (most / least) ** (1 / (_N_SIZES - 1))
+    return sorted({round(least * ratio**i) for i in range(_N_SIZES)})
+
+
+# -- the function
+
+
+class _Part(NamedTuple):
+    """A function of a step, with the values of its inputs."""
+
+    function: Function
+    values: list[Any]
+
+
+class Target:
+    """A step to measure: its functions, and how all ranks make it.
+
+    Attributes
+    ----------
+    n_rows : int
+        Number of rows of the inputs.
+    updated : list of shared variables
+        All variables that the step changes.
+    rule : Rule or None
+        The training rule of the step.
+    """
+
+    def __init__(
+        self, session: Session, f: Any, inputs: Sequence[Any], named: dict[str, Any], params: Sequence[Any]
+    ) -> None:
+        self._session, self._call, self._inputs, self._named = session, f, inputs, named
+        self.rule, self.reduced = getattr(f, "rule", None), list(getattr(f, "_reduced", ()))
+        self.is_local = self.rule is not None
+        self.parts = self._parts_of(f)
+        main = self.parts[0].function
+        self._main, graph = main, main._graph
+        if graph.packed:
+            raise TypeError(f"{f!r} has inputs that are not dense arrays; expected only these")
+        self._params = list(params) or list(getattr(f, "_params", ()))
+        given = [(value, spec.axis) for value, spec in zip(self.parts[0].values, main._scattered)]
+        if given:
+            self.n_rows = int(np.shape(given[0][0])[given[0][1]])
+        elif graph.sliceable_shareds:
+            self.n_rows = sum(rows_on_ranks(session, graph))
+        else:
+            raise ValueError(
+                f"{f!r} has no scattered inputs and no sliceable shared variables; expected some, because steps are "
+                "measured with different numbers of rows"
+            )
+        if not self.n_rows:
+            raise ValueError("got inputs with 0 rows; expected at least 1")
+        session.distribute()
+        self.takes_batch = bool(given)
+        of_arrays = [value for value, _ in given if not isinstance(value, Data)]
+        self.row_bytes = sum(np.asarray(value).nbytes for value in of_arrays) / self.n_rows
+        self.updated = list(dict.fromkeys(var for part in self.parts for var in _updated_by(session, part.function)))
+        self.updated += [var for var in self.reduced if var not in self.updated]
+
+    def _parts_of(self, f: Any) -> list[_Part]:
+        """Return the functions of a step, the one that takes the rows first."""
+        inputs, named = self._inputs, self._named
+        if isinstance(getattr(f, "exact", None), Function):  # of `parallelize`, or of a PyMC model
+            order = getattr(f, "_order", None)
+            if order is not None:
+                values = arrange(f._inputs, inputs, named, ())
+                inputs, named = [values[position] for position in order], {}
+            self._call, self._inputs, self._named = f, inputs, named
+            if order is not None:
+                self._call = f.exact
+            return [_Part(f.exact, arrange(f.exact._graph, inputs, named, ()))]
+        if isinstance(f, Function):
+            return [_Part(f, arrange(f._graph, inputs, named, ()))]
+        structure = getattr(f, "_structure", None)
+        functions = [getattr(f, name, None) for name in ("function", "gradient", "update")]
+        found = [one for one in functions if isinstance(one, Function)]
+        if structure is None or not found or len(inputs) != len(structure):
+            raise TypeError(
+                f"got {f!r} with {len(inputs)} inputs; expected a function of synkhronos, or a step of train"
+            )
+        flat = [
+            value
+            for one, pattern in zip(inputs, structure)
+            for value in (one if isinstance(pattern, (list, tuple)) else [one])
+        ]
+        parts = []
+        for one in found:
+            own = flat if one is found[0] else []
+            names = [var.name for var in one._graph.input_variables[len(own) :]]
+            if not {*names} <= {*named}:
+                raise TypeError(f"got the inputs {sorted(named)} by name; expected also {names}")
+            parts.append(_Part(one, [*own, *(named[name] for name in names)]))
+        return parts
+
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Make the step with the plan ``"rows"`` within a block."""
+        exact = [part.function for part in self.parts if isinstance(part.function, ExactFunction)]
+        asked = [(one, one._planner.asked, one.counts) for one in exact]
+        try:
+            for one in exact:
+                one.plan = "rows"
+            yield
+        finally:
+            for one, before, counts in asked:
+                one.plan, one.counts = before, counts
+
+    def step(self, batch: int) -> None:
+        """Make a step on all ranks with the first rows."""
+        whole = {} if batch == self.n_rows else {"batch": batch}
+        self._call(*self._inputs, **whole, **self._named)
+
+    def exchange(self) -> tuple[float, int]:
+        """Return the number of bytes that a step all-reduces, and the number of collectives. A step was made before."""
+        main = self._main
+        if isinstance(main, ExactFunction):
+            entries = list(main.partition)
+            meetings = {one.meeting for one in entries}
+            return float(sum(one.n_bytes or 0 for one in entries)), max(1, len(meetings))
+        if self.reduced:
+            return float(sum(_n_bytes(var) for var in self.reduced)), 1
+        ops = collectives_of(main._theano)
+        return float(sum(sum(op.n_bytes) for op in ops)), max(1, len(ops))
+
+    def local(self, workload: Workload) -> Workload:
+        """Return the same with the parameters in place of gradients, as ranks exchange them with local steps."""
+        params = self._params or [var for var in self.updated if _is_float(var)]
+        return replace(workload, n_bytes=float(sum(map(_n_bytes, params))), n_collectives=1, first=1.0)
+
+    def memory(self) -> tuple[float, float]:
+        """Return the bytes of the shared variables, and of each row of the inputs and sliceable shared variables."""
+        sliceable = self._main._graph.sliceable_shareds
+        variables = {var for part in self.parts for var in part.function.get_shared() if var not in sliceable}
+        rows = [value for value, _ in zip(self.parts[0].values, self._main._scattered)]
+        of_rows = sum(np.asarray(one.data if isinstance(one, Data) else one).nbytes for one in rows) / self.n_rows
+        of_rows += sum(_n_bytes(var) / max(1, len(_graph.get_array(var))) for var in sliceable)
+        return float(sum(map(_n_bytes, variables))), float(of_rows)
+
+    def resized(self, part: _Part, rows: int) -> list[np.ndarray]:
+        """Return the values of a function's inputs, with another number of rows."""
+        found = []
+        for i, value in enumerate(part.values):
+            array = np.asarray(part.function._graph.filter_input(i, value.data if isinstance(value, Data) else value))
+            if i < len(part.function._scattered):
+                axis = part.function._scattered[i].axis
+                array = np.take(array, np.resize(np.arange(array.shape[axis]), rows), axis=axis)
+            found.append(array)
+        return found
+
+
+def _updated_by(session: Session, one: Function) -> list[Any]:
+    """Return all variables that a function changes."""
+    found = list(_graph.updated_variables(one._theano))
+    if isinstance(one, ExactFunction):
+        slices = slices_of(session, one._graph)
+        found += [var for var, _ in one._graph.updates]
+        found += [] if slices is None else slices.drawn
+    session.distribute_variables([var for var in found if session.replica.variables.key(var) is None])
+    return found
+
+
+def _is_float(var: Any) -> bool:
+    return _graph.is_tensor_variable(var) and np.dtype(var.dtype).kind == "f"
+
+
+def _n_bytes(var: Any) -> int:
+    return int(getattr(_graph.get_array(var), "nbytes", 0))
+
+
+@contextlib.contextmanager
+def restored(session: Session, variables: Sequence[Any]) -> Iterator[None]:
+    """Give variables on all ranks the values at the end of a block that they had at its beginning."""
+    keys, lead = session.keys(variables), session.stale.lead
+    session.run(KeepValues(keys))
+    try:
+        yield
+    except WorkerRestarted:
+        session.replica.restore()
+        session.stale.add(variables)  # the new worker has copied none
+        raise
+    finally:
+        with contextlib.suppress(SynkhronosError):  # the exception that has ended the session says more
+            if not session.broken:
+                session.run(KeepValues(keys, restore=True))
+        session.replica.restore()
+        session.stale.lead = lead
+
+
+# -- measurements
+
+
+def _time(
+    session: Session, target: Target, part: _Part, rows: int, ranks: Sequence[int], *, graph: Any = None
+) -> list[float]:
+    """Return the seconds of calls on the first of some ranks, which all call the function at once."""
+    function = part.function
+    graph = function._first if graph is None else graph
+    key = function._distributed(session, function._plain, graph)
+    with session.lock:
+        arrays = target.resized(part, rows)
+        command = TimeFunction(
+            key,
+            tuple(session.stage(arrays)),
+            rows,
+            bool(getattr(function._graph, "takes_rows", False)),
+            session.keys(function._graph.sliceable_shareds),
+            tuple(ranks),
+            _SECONDS,
+            _LEAST,
+        )
+        results = session.run(command)
+    return [one for rank in ranks for one in results[rank]]
+
+
+def _typical(rounds: Sequence[Sequence[float]]) -> float:
+    """Return the least median of some rounds of calls, because other programs only add to it."""
+    return min(map(statistics.median, rounds))
+
+
+def _measured_rows(session: Session, target: Target, part: _Part, sizes: Sequence[int]) -> tuple[RowTimes, float]:
+    """Return the seconds of a function on one rank by rows, and the standard deviation of equal calls, relative."""
+    rounds: dict[int, list[list[float]]] = {size: [] for size in sizes}
+    spent = 0.0
+    for turn in range(_ROUNDS):
+        for size in sizes:
+            if turn and spent > _MOST_SECONDS:
+                break
+            found = _time(session, target, part, size, [session.master_rank])
+            rounds[size].append(found)
+            spent += sum(found)
+    deviations = []
+    for some in rounds.values():
+        ratios = [one / statistics.median(found) - 1 for found in some for one in found]
+        deviations.append(_MAD * statistics.median(map(abs, ratios)))
+    return fit_row_times(sizes, [_typical(rounds[size]) for size in sizes]), statistics.median(deviations)
+
+
+def measure_function(session: Session, target: Target, sizes: Sequence[int], work: Progress) -> Workload:
+    """Measure what one rank computes, and read what ranks exchange."""
+    first, *others = target.parts
+    if not target.is_local:
+        target.step(target.n_rows)
+    times, deviation = _measured_rows(session, target, first, sizes)
+    kernels, divided = [times], 0.0
+    if isinstance(first.function, ExactFunction) and first.function._first is not first.function._graph:
+        graphs = (first.function._first, first.function._graph)
+        one_rank = [session.master_rank]
+        pairs = [
+            [_time(session, target, first, sizes[0], one_rank, graph=graph) for graph in graphs] for _ in range(_ROUNDS)
+        ]
+        without, full = zip(*pairs)
+        divided = max(0.0, _typical(full) - _typical(without))
+    for part in others:
+        seconds = _typical([_time(session, target, part, 1, [session.master_rank]) for _ in range(_ROUNDS)])
+        kernels.append(RowTimes((1.0,), (seconds,), seconds))
+    work.done += 1
+    n_bytes, n_collectives = (0.0, 1) if target.is_local else target.exchange()
+    return Workload(
+        tuple(kernels),
+        n_bytes,
+        n_collectives,
+        spread=Spread(deviation),
+        divided=divided,
+        row_bytes=target.row_bytes,
+        memory=target.memory(),
+    )
+
+
+def _reduction(session: Session, on_node: bool) -> list[float]:
+    """Return the seconds of all-reduces of some numbers of bytes."""
+    found = []
+    for n_bytes in BYTES:
+        results = session.run(TimeReduction(n_bytes, _REPETITIONS, on_node))
+        found.append(statistics.median(results[session.master_rank]))
+    return found
+
+
+def measure_machine(
+    session: Session, target: Target, workload: Workload, sizes: Sequence[int], *, link: Link | None, most: int
+) -> Cluster:
+    """Measure the machine: contention, commands, copies, and all-reduces on this node and between nodes.
+
+    The command is what a step with one row on each rank takes in addition to computing and exchange.
+    """
+    on_node, own = session.replica.on_node, session.master_rank
+    within = Curve(tuple(map(float, BYTES)), tuple(_reduction(session, on_node=True)))
+    if link is None and session.is_on_one_node:
+        link = Link(0.0, math.inf)
+    elif link is None:
+        n = session.n_ranks // len(on_node)
+        over_all = _reduction(session, on_node=False)
+        seconds = [max(_LEAST_SECONDS, (over - here) / (2 * (n - 1))) for over, here in zip(over_all, within.seconds)]
+        link = fit_link([n_bytes / n for n_bytes in BYTES], seconds)
+    counts = sorted({len(on_node), *(2**i for i in range(len(on_node).bit_length()) if 2**i <= len(on_node))})
+    others = [rank for rank in on_node if rank != own]
+    factors = {1: 1.0}
+    some = sizes[1:-1:2] or sizes
+    for n in counts[1:]:
+        ratios = []
+        for size in some:
+            pairs = [
+                (
+                    _time(session, target, target.parts[0], size, [own]),
+                    _time(session, target, target.parts[0], size, [own, *others[: n - 1]]),
+                )
+                for _ in range(_ROUNDS)
+            ]
+            alone, together = zip(*pairs)
+            ratios.append(_typical(together) / _typical(alone))
+        factors[n] = max(1.0, statistics.median(ratios))
+    last = max(factors)
+    factors[max(last + 1, most)] = factors[last]  # of more ranks than here: that of as many as here
+    contention = Curve(tuple(map(float, factors)), tuple(factors.values()))
+    cluster = Cluster(link, within, contention=contention, copy=_copies() if target.row_bytes else None)
+    if session.n_ranks == 1:
+        return cluster
+    if target.is_local or not target.takes_batch:
+        return replace(cluster, command=statistics.median(_measured_calls(session.flush, _SECONDS)))
+    step, n_local = _seconds_of_step(target, session.n_ranks), len(on_node)
+    predicted = predict_step(workload, cluster, session.n_ranks // n_local, n_local, session.n_ranks)
+    return replace(cluster, command=max(0.0, step - predicted.seconds))
+
+
+def _copies() -> Curve:
+    """Return the seconds of copies, by bytes."""
+    arrays = [np.zeros(n_bytes, np.uint8) for n_bytes in BYTES]
+    calls = [functools.partial(np.copyto, np.empty_like(array), array) for array in arrays]
+    seconds = [_typical([_measured_calls(call, 0.002) for _ in range(_ROUNDS)]) for call in calls]
+    return Curve(tuple(map(float, BYTES)), tuple(seconds))
+
+
+def _seconds_of_step(target: Target, batch: int) -> float:
+    """Return the seconds of a step of all ranks."""
+    target.step(batch)
+    return _typical([_measured_calls(functools.partial(target.step, batch), 2 * _SECONDS) for _ in range(_ROUNDS)])
+
+
+def _measured_calls(call: Callable[[], Any], seconds: float) -> list[float]:
+    begin = time.perf_counter()
+    found: list[float] = []
+    while len(found) < _LEAST or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def check_steps(
+    session: Session, target: Target, workload: Workload, cluster: Cluster, batches: Sequence[int]
+) -> list[Check]:
+    """Measure steps on all ranks of the session, and predict them."""
+    possible = [size for size in batches if session.n_ranks <= size <= target.n_rows]
+    if not target.takes_batch:
+        possible = [size for size in batches if size == target.n_rows]
+    found = []
+    for size in possible if session.n_ranks > 1 else ():
+        n_local = len(session.replica.on_node)
+        predicted = predict_step(workload, cluster, session.n_ranks // n_local, n_local, size)
+        found.append(
+            Check(session.n_ranks, size, predicted.seconds, _seconds_of_step(target, size), workload.compute(size))
+        )
+    return found

@@ -1,0 +1,250 @@
+"""``python -m synkhronos plan``: execute a program until it has called a function often enough, and predict its steps.
+
+The program is executed unchanged, in this process. Calls of functions of Synkhronos are counted. The function that is
+measured is the first one with `_CALLS` calls; if there is none, the one on which most time was spent, when the program
+closes its session or ends. The program ends when the table is complete.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import runpy
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Callable
+
+_CALLS = 5  # the first ones may compile
+_SECONDS = 20.0  # of all calls of a function, after which fewer calls are enough
+
+
+class _Complete(BaseException):
+    """The table is complete. A program does not catch it."""
+
+
+class _Seen:
+    """Calls of one function.
+
+    Attributes
+    ----------
+    n_calls : int
+    seconds : float
+        Of all calls but the first.
+    latest : tuple
+        Its positional and keyword arguments in the latest call.
+    """
+
+    def __init__(self) -> None:
+        self.n_calls, self.seconds = 0, 0.0
+        self.latest: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+
+class Watch:
+    """Watch the calls of a program, and measure one function.
+
+    Parameters
+    ----------
+    options : dict
+        Keyword arguments of `synkhronos.plan`.
+
+    Attributes
+    ----------
+    result : Plan or None
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.result: Any = None
+        self._options = options
+        self._seen: dict[Any, _Seen] = {}
+        self._is_within = False  # a call, or the measurement
+
+    def install(self) -> None:
+        """Count calls from now on."""
+        import synkhronos
+
+        train: Any = getattr(synkhronos.extensions, "train")  # noqa: B009 - it is imported when it is used
+        functions = [synkhronos.Function, *_subclasses(synkhronos.Function)]
+        for kind in (*functions, train.TrainFunction, train.ExactTrainFunction):
+            if "__call__" in vars(kind):
+                self._wrap(kind, "__call__", self._call)
+        self._wrap(train.LocalTrainFunction, "loop", self._loop)
+
+    def _wrap(self, kind: Any, name: str, handle: Callable[..., Any]) -> None:
+        inner = getattr(kind, name)
+
+        @functools.wraps(inner)
+        def wrapper(one: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_within or self.result is not None:
+                return inner(one, *args, **kwargs)
+            self._is_within = True
+            try:
+                return handle(functools.partial(inner, one), one, args, kwargs)
+            finally:
+                self._is_within = False
+
+        setattr(kind, name, wrapper)
+
+    def _call(self, inner: Callable[..., Any], f: Any, args: Any, kwargs: Any) -> Any:
+        if not self._seen:
+            self._wrap(type(_session_of(f)), "stop", self._stop)
+        start = time.perf_counter()
+        result = inner(*args, **kwargs)
+        seen = self._seen.setdefault(f, _Seen())
+        seen.n_calls += 1
+        seen.seconds += time.perf_counter() - start if seen.n_calls > 1 else 0.0
+        seen.latest = args, kwargs
+        if seen.n_calls >= _CALLS or seen.seconds > _SECONDS:
+            self._measure(f, args, kwargs)
+        return result
+
+    def _loop(self, inner: Callable[..., Any], f: Any, args: Any, kwargs: Any) -> Any:
+        """Measure the step of a loop with a training rule, which has data in the place of inputs."""
+        if callable(args[0]):
+            return inner(*args, **kwargs)
+        named = {"batch": kwargs["batch_size"] * _session_of(f).n_ranks}
+        for key, value in (kwargs.get("schedule") or {}).items():
+            named[getattr(key, "name", key)] = value(0) if callable(value) else value
+        return self._measure(f, args, named)
+
+    def _stop(self, inner: Callable[..., Any], session: Any, args: Any, kwargs: Any) -> Any:
+        if not session.broken and sys.exc_info()[0] is None:
+            self.finish()
+        return inner(*args, **kwargs)
+
+    def finish(self) -> None:
+        """Measure the function with the most time, if none was measured, and if there is a session."""
+        if self.result is None and self._seen:
+            f, seen = max(self._seen.items(), key=lambda item: (item[1].seconds, item[1].n_calls))
+            self._measure(f, *seen.latest)
+
+    def _measure(self, f: Any, args: Any, kwargs: Any) -> None:
+        import synkhronos
+
+        kwargs = {name: one for name, one in kwargs.items() if name not in ("num_slices", "check_against_theano")}
+        batch, options = kwargs.pop("batch", None), dict(self._options)
+        self._is_within = True
+        if batch is not None and "batch" not in options:
+            options["batch"] = _length(batch, args)
+        try:
+            self.result = synkhronos.plan(f, *args, **options, **kwargs)
+        except ValueError as error:
+            if "no scattered inputs and no sliceable" not in str(error):
+                raise
+            self._seen.pop(f, None)  # a function without rows, such as an update
+            self._is_within = False
+            return
+        raise _Complete
+
+
+def _subclasses(kind: type) -> list[type]:
+    found: list[type] = kind.__subclasses__()
+    return [*found, *(one for sub in found for one in _subclasses(sub))]
+
+
+def _session_of(f: Any) -> Any:
+    """Return the session of a function, or of a step."""
+    return getattr(f, "gradient", getattr(f, "function", f))._session()
+
+
+def _length(batch: Any, args: Sequence[Any]) -> int:
+    """Return the number of rows that the argument ``batch`` of a call selects."""
+    import numpy as np
+
+    if isinstance(batch, (int, np.integer)):
+        return int(batch)
+    if isinstance(batch, slice):
+        first = args[0][0] if isinstance(args[0], (list, tuple)) else args[0]
+        return len(range(*batch.indices(len(first))))
+    rows = np.asarray(batch)
+    return int(rows.sum() if rows.dtype == bool else len(rows))
+
+
+def options_of(given: Any) -> dict[str, Any]:
+    """Return the keyword arguments of `synkhronos.plan` from those of the command line.
+
+    Raises
+    ------
+    ValueError
+        If one cannot be read.
+    """
+    found: dict[str, Any] = {"line": given.line}
+    for name in ("nodes", "ranks", "batch"):
+        text = getattr(given, name)
+        if text is not None:
+            found[name] = numbers(name, text)
+    if given.rule is not None:
+        found["rule"] = given.rule.split(",")
+    if given.slow is not None:
+        slow = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)", given.slow)
+        if slow is None:
+            raise ValueError(f"--slow is {given.slow!r}; expected such as 1x5, for one rank that is five times slower")
+        found["slow"] = [float(slow[2])] * int(slow[1])
+    return found
+
+
+def numbers(name: str, text: str) -> list[int]:
+    """Return numbers of a list such as ``"1,3"``, or of a range such as ``"1-64"``, in which each doubles the last.
+
+    >>> numbers("nodes", "1-6"), numbers("nodes", "3")
+    ([1, 2, 4, 6], [3])
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        ends = re.fullmatch(r"([1-9]\d*)(?:-([1-9]\d*))?", part)
+        if ends is None:
+            raise ValueError(f"--{name} is {text!r}; expected such as 8, 1,3 or 1-64")
+        value, last = int(ends[1]), int(ends[2] or ends[1])
+        while value < last:
+            found.append(value)
+            value *= 2
+        found.append(last)
+    return found
+
+
+def plan_program(program: Sequence[str], given: Any) -> int:
+    """Execute a program until a function was measured, and write the table to standard output.
+
+    Parameters
+    ----------
+    program : sequence of str
+        A script and its arguments.
+    given : argparse.Namespace
+        The options of the command line.
+
+    Returns
+    -------
+    int
+        The exit code: 1 if there was no function to measure.
+
+    Raises
+    ------
+    ValueError, OSError, ImportError
+        If an option cannot be used, or there is no such script.
+    """
+    watch = Watch(options_of(given))
+    with open(program[0], "rb"):
+        pass
+    watch.install()
+    sys.argv[:] = program
+    sys.path[0] = os.path.dirname(os.path.abspath(program[0]))
+    try:
+        try:
+            runpy.run_path(program[0], run_name="__main__")
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+        watch.finish()
+    except _Complete:
+        pass
+    if watch.result is None:
+        sys.stdout.write(f"{program[0]} calls no function of Synkhronos of which the number of rows can be changed\n")
+        return 1
+    sys.stdout.write(f"{watch.result}\n")
+    if given.csv is not None:
+        with open(given.csv, "w") as file:
+            file.write(watch.result.to_csv())
+    if given.plot is not None:
+        watch.result.plot(given.plot)
+    return 0

@@ -1,0 +1,308 @@
+"""`synk.plan`: predictions of steps from measurements, of which no trace is left."""
+
+import csv
+import functools
+import io
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from backend import MRG_RandomStreams, T, theano
+from comparison import close
+from mpi_jobs import needs_mpi
+from namespace_hosts import MPIEXEC
+from scripts import ROOT
+
+import synkhronos as synk
+from synkhronos._api import plans, step_measurements
+from synkhronos.extensions import train
+
+
+@pytest.fixture
+def forked(no_session, monkeypatch):
+    """Return a function that makes a session of some ranks, in which measurements are short."""
+    monkeypatch.setattr(step_measurements, "_SECONDS", 0.001)
+    monkeypatch.setattr(step_measurements, "_REPETITIONS", 2)
+    return functools.partial(synk.fork, use_gpu=False)
+
+
+X = np.random.RandomState(0).randn(48, 3)
+TARGETS = X @ [1.0, 2.0, 3.0]
+
+
+def regression():
+    """Return the inputs, the loss, which draws random numbers, and the updated variables of a regression."""
+    w, total, x, t = theano.shared(np.ones(3), "w"), theano.shared(0.0, "total"), T.dmatrix("x"), T.dvector("t")
+    noise = MRG_RandomStreams(3).normal(size=t.shape)
+    return [x, t], T.sqr(x.dot(w) - t + 0.1 * noise).mean(), [w, total]
+
+
+def build(**options):
+    inputs, loss, (w, total) = regression()
+    updates = [(w, w - 0.1 * T.grad(loss, w)), (total, total + inputs[0].sum())]
+    return synk.function(inputs, loss, updates=updates, **options)
+
+
+def tensors(f):
+    return [var for var in f.get_shared() if hasattr(var.get_value(), "dtype")]
+
+
+def state(f):
+    """Return the values of all variables of a function on all ranks, and those of random states on the controller."""
+    values = [np.array(synk.get_value(rank, var)) for var in tensors(f) for rank in range(2)]
+    return values, [str(var.get_value().bit_generator.state) for var in f.get_shared() if var not in tensors(f)]
+
+
+def check_same(one, other):
+    for a, b in zip(one[0], other[0]):
+        np.testing.assert_array_equal(a, b)
+    assert one[1] == other[1]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_no_trace_is_left_in_variables_and_random_states(forked, exact):
+    forked(2)
+    f = build(exact=exact)
+    f(X, TARGETS)
+    held_by_program = tensors(f)[0].get_value(borrow=True)
+    before, counts = state(f), f.counts
+    table = synk.plan(f, X, TARGETS, batch=[24, 48])
+    check_same(state(f), before)
+    assert f.counts == counts
+    assert tensors(f)[0].get_value(borrow=True) is held_by_program
+    assert [(step.ranks, step.batch) for step in table.table.steps] == [(1, 24), (1, 48), (2, 24), (2, 48)]
+    assert [(one.ranks, one.batch) for one in table.checks] == [(2, 24), (2, 48)]
+
+
+def test_later_steps_are_those_without_a_plan(forked):
+    """Also where large variables are updated by slices, and the workers view the controller's values."""
+    found = []
+    for asks in (False, True):
+        forked(2)
+        w, x = theano.shared(np.ones((3, 100_000), np.float32), "w"), T.fmatrix("x")
+        f = synk.function([x], x.dot(w).sum(), updates=[(w, w - np.float32(1e-3) * x.T.dot(x.dot(w)))], exact=True)
+        given = X.astype("float32")
+        f(given)
+        if asks:
+            synk.plan(f, given)
+        found.append([f(given), f(given), *synk.gather(w, nd_up=1)])
+        synk.close()
+    for one, other in zip(*found):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("place", ["measure_machine", "check_steps"])
+def test_no_trace_is_left_after_an_exception(forked, monkeypatch, error, place):
+    forked(2)
+    f = build()
+    f(X, TARGETS)
+    before, inner = state(f), getattr(plans, place)
+
+    def fail(*args, **kwargs):
+        inner(*args, **kwargs)
+        raise error("by the test")
+
+    monkeypatch.setattr(plans, place, fail)
+    with pytest.raises(error, match="by the test"):
+        synk.plan(f, X, TARGETS)
+    check_same(state(f), before)
+    f(X, TARGETS)
+
+
+def test_parts_of_a_step_add_up(forked):
+    forked(2)
+    table = synk.plan(build(exact=True), X, TARGETS, nodes=[1, 4], batch=[24, 48], line="1Gbit", slow=[3])
+    for step in table.table.steps:
+        close(step.compute + step.waiting + step.exposed, step.seconds)
+        close(step.rows_per_second, step.batch / step.seconds)
+        assert table.seconds(nodes=step.nodes, ranks=step.ranks, batch=step.batch) == step.seconds
+        assert (step.link_bytes > 0) == (step.nodes > 1)
+        assert step.memory > 0
+    assert table.seconds(nodes=3, ranks=2, batch=30) > 0
+    (alone,) = [one for one in table.checks if one.batch == 48]
+    close(alone.error, alone.predicted / alone.measured - 1)
+    lines = list(csv.DictReader(io.StringIO(table.to_csv())))
+    assert [float(line["seconds"]) for line in lines] == [step.seconds for step in table.table.steps]
+    text, html = str(table), table._repr_html_()
+    assert f"{1e3 * table.table.steps[-1].seconds:.4g}" in text
+    assert f"Verdict: {table.verdict}." in text
+    assert "Error of the model at 2 measured sizes" in text
+    assert "slow" not in text
+    assert html.count("<table>") == 3
+    assert set(dir(table)) == {"checks", "notes", "plot", "seconds", "table", "to_csv", "verdict"}
+
+
+def test_the_bytes_are_those_of_the_gradients(forked):
+    forked(2)
+    for exact in (True, False):
+        inputs, loss, (w, _) = regression()
+        step = train.make_train_function(loss, [w], *inputs, "sgd", learning_rate=0.1, exact=exact)
+        table = synk.plan(step, X, TARGETS, nodes=2, line="1Gbit")
+        n_bytes = table.table.at(2, 2, 48).link_bytes  # on two nodes, each sends as many as are reduced
+        assert n_bytes == 3 * 8 + (8 if exact else 0), "the loss is reduced by the controller if it is not exact"
+
+
+def test_rules_and_hyperparameters(forked):
+    forked(2)
+    inputs, loss, (w, _) = regression()
+    step = train.make_train_function(loss, [w], *inputs, "sgd", learning_rate=T.dscalar("rate"))
+    rules = ["bsp", "local:4", synk.rules.Average(every=4, delay=2), synk.rules.EASGD(every=8)]
+    table = synk.plan(step, X, TARGETS, rate=0.1, rule=rules, nodes=2, ranks=2, line="1Gbit")
+    named = [str(one.rule) for one in table.table.steps]
+    assert named == ["bsp", "local every=4", "delayed every=4 delay=2", "centre every=8"]
+    assert "local every=4" in str(table)
+    local = train.make_train_function(loss, [w], *inputs, "sgd", learning_rate=0.1, rule=synk.rules.LocalSGD(every=5))
+    before = w.get_value()
+    table = synk.plan(local, X, TARGETS)
+    assert (str(table.table.steps[0].rule), table.checks) == ("local every=5", [])
+    np.testing.assert_array_equal(w.get_value(), before)
+
+
+def test_functions_of_other_kinds(forked):
+    """A function of `parallelize`, with inputs in another order, and one with rows in shared variables."""
+    forked(2)
+    w, x, rate = theano.shared(np.ones(3), "w"), T.dmatrix("x"), T.dscalar("rate")
+    with synk.parallelize():
+        f = theano.function([rate, x], (rate * x.dot(w)).sum())
+    assert len(synk.plan(f, 2.0, X, batch=[48]).checks) == 1
+    rows = theano.shared(np.zeros((0, 3)), "rows")
+    g = synk.function([], rows.sum(), sliceable_shareds=[rows], exact=True)
+    synk.scatter(rows, X)
+    table = synk.plan(g)
+    assert [(one.ranks, one.batch) for one in table.checks] == [(2, 48)]
+    assert synk.get_lengths(rows) == [24, 24]
+
+
+def test_one_rank_says_what_is_assumed(forked):
+    forked(1)
+    table = synk.plan(build(exact=True), X, TARGETS, ranks=[1, 2])
+    assert table.checks == []
+    assert "this node has one rank" in str(table)
+
+
+def test_plots_have_the_measured_points(forked, tmp_path):
+    pytest.importorskip("matplotlib")
+    forked(2)
+    figure = synk.plan(build(exact=True), X, TARGETS, batch=[48]).plot(tmp_path / "plan.png")
+    predicted, measured = figure.axes[0].lines
+    assert (list(predicted.get_xdata()), list(measured.get_xdata())) == ([1, 2], [2])
+    assert (tmp_path / "plan.png").stat().st_size > 1000
+
+
+MISTAKES = [
+    ({"ranks": 0}, "ranks has 0; expected ints of at least 1"),
+    ({"batch": []}, "batch is empty; expected at least one int"),
+    ({"nodes": 2}, "expected also line"),
+    ({"line": "fast"}, "line is 'fast'; expected such as"),
+    ({"rule": "often"}, "rule is 'often'; expected"),
+    ({"rule": synk.rules.GoSGD()}, "gossip has no model"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES)
+def test_mistakes(forked, options, message):
+    forked(2)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        synk.plan(build(), X, TARGETS, **options)
+
+
+def test_functions_without_rows_are_refused(forked):
+    forked(2)
+    with pytest.raises(ValueError, match="has no scattered inputs and no sliceable shared variables; expected some"):
+        synk.plan(synk.function([], theano.shared(1.0) * 2))
+    with pytest.raises(TypeError, match="expected a function of synkhronos, or a step of train"):
+        synk.plan(np.sum, X)
+
+
+SCRIPT = """
+import sys
+import numpy as np
+import synkhronos as synk
+from synkhronos.extensions import train
+if synk.engine == "theano":
+    import theano, theano.tensor as T
+else:
+    import pytensor as theano, pytensor.tensor as T
+
+w, x, t = theano.shared(np.ones(3), "w"), T.dmatrix("x"), T.dvector("t")
+loss = T.sqr(x.dot(w) - t).mean()
+with synk.session(RANKS, use_gpu=False):
+    options = {OPTIONS}
+    step = train.make_train_function(loss, [w], x, t, "sgd", learning_rate=0.1, **options)
+    rows = np.ones((40, 3))
+    print(sys.argv[1:], __name__)
+    for turn in range(TURNS):
+        step(rows, rows[:, 0], batch=slice(0, 24)) if "rule" not in options else None
+    if "rule" in options:
+        step.loop(rows, rows[:, 0], batch_size=12, epochs=1)
+    print("the end")
+"""
+
+
+def run_plan(tmp_path, *words, options="", turns=1000, ranks=2, launcher=()):
+    """Run the command on a script; return the exit code, and the output."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        SCRIPT.replace("{OPTIONS}", f"dict({options})").replace("TURNS", str(turns)).replace("RANKS", str(ranks))
+    )
+    command = [*launcher, sys.executable, "-m", "synkhronos", "plan", str(script), *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_command_measures_a_script(tmp_path):
+    """It ends when the table is complete. Unknown options are the script's own."""
+    words = [
+        "--nodes",
+        "1-4",
+        "--line",
+        "1Gbit",
+        "--rule",
+        "bsp,local:8",
+        "--own",
+        "3",
+        "--csv",
+        str(tmp_path / "a.csv"),
+    ]
+    code, text, errors = run_plan(tmp_path, *words, options="exact=True")
+    assert code == 0, errors
+    assert text.startswith("['--own', '3'] __main__\nnodes ")
+    assert "the end" not in text
+    with open(tmp_path / "a.csv") as file:
+        lines = [(one["rule"], *map(int, [one["nodes"], one["ranks"], one["batch"]])) for one in csv.DictReader(file)]
+    assert lines == [(rule, n, r, 24) for rule in ("bsp", "local every=8") for n in (1, 2, 4) for r in (1, 2)]
+
+
+@pytest.mark.parametrize("options", ["", "rule=synk.rules.LocalSGD(every=5)"])
+def test_the_command_measures_a_step_with_few_calls_and_a_loop(tmp_path, options):
+    code, text, errors = run_plan(tmp_path, options=options, turns=2)
+    assert code == 0, errors
+    assert "\n    1      2     24 " in text
+    assert ("the end" in text) == (not options)
+
+
+@needs_mpi
+def test_the_command_measures_the_link_between_nodes(tmp_path):
+    launcher = [MPIEXEC, "-n", "2"]
+    code, text, errors = run_plan(tmp_path, options="exact=True", ranks=1, launcher=launcher)
+    assert code == 0, errors
+    assert "\n    2      1     24 " in text
+    assert "Measured: a link of" in text
+
+
+def test_the_command_says_if_there_is_nothing_to_measure(tmp_path):
+    code, text, _ = run_plan(tmp_path, turns=0)
+    assert code == 1
+    assert "calls no function of Synkhronos of which the number of rows can be changed" in text
+
+
+@pytest.mark.parametrize("words", [["--nodes", "many"], ["--slow", "often"], ["--rule", "often"]])
+def test_mistakes_on_the_command_line(tmp_path, words):
+    code, _, errors = run_plan(tmp_path, *words)
+    assert code == 1
+    assert re.search(rf"plan: .*{words[1]}.*; expected", errors)
