@@ -205,9 +205,9 @@ class Parameters:
         return received
 
     def start_average(self, message: Message) -> Message:
-        """Begin to average a message over all ranks, while they make steps; on one node, do nothing."""
+        """Begin to average a message over several nodes, while they make steps; on one node, do nothing."""
         background, reference = self.transport.early, self.reference
-        if background is None:
+        if background is None or message.group == "node":
             return message
         self.begin_wait()
         if reference is None:
@@ -288,16 +288,23 @@ class _Averages(_Engine):
     """Averages over all ranks or those of a node, at step numbers that all ranks know.
 
     With a delay, averages between nodes are made while the ranks make steps. They are complete at the end of each
-    command, so that nothing is on its way while the program of the controller runs.
+    command, so that nothing is on its way while the program of the controller runs. What is sent after the last step of
+    a command is on its way in the next one.
     """
 
     waits = True
     _sent: Message | None = None
+    _is_last = False  # whether this is the last step of a command
 
     def turns(self, loop: Loop) -> Iterator[int]:
         """Yield the numbers of this rank's batches, and then complete what was sent to other nodes."""
         of = self._of
-        yield from range(loop.first + of.rank, loop.first + loop.n_batches, of.n_ranks)
+        if self._sent is not None and self._sent.ticket is None:
+            self._sent = of.start_average(self._sent)
+        turns = range(loop.first + of.rank, loop.first + loop.n_batches, of.n_ranks)
+        for turn in turns:
+            self._is_last = turn == turns[-1]
+            yield turn
         if self._sent is not None and self._sent.ticket is not None:
             began = monotonic_ns()
             of.begin_wait()
@@ -320,11 +327,12 @@ class _Averages(_Engine):
         began = monotonic_ns()
         values = np.array(of.rule.before(of.pack(), of.state))  # may be the buffer itself
         _check_shape(values, of.x)
-        message = Message(step, step + of.rule.delay_at(step), group, values)
-        self._sent = of.start_average(message) if group == "all" and step < message.due else message
+        self._sent = Message(step, step + of.rule.delay_at(step), group, values)
+        if step < self._sent.due and not self._is_last:
+            self._sent = of.start_average(self._sent)
         of.exchanged(began, values.nbytes)
-        if step >= message.due:
-            self._merge(message)
+        if step >= self._sent.due:
+            self._merge(self._sent)
 
     def _merge(self, message: Message) -> None:
         of, began = self._of, monotonic_ns()
