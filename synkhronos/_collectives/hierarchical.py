@@ -492,8 +492,10 @@ class HierarchicalTransport(SharedMemoryTransport):
         lead = None
         if given is not None:
             is_small = find_small([part], len(self._world.sizes))[0]
-            between = self._exchange_of([self._plans([[part]])[0]._replace(is_unchanged=is_small)])
-            lead = Lead(self._comm, between, None if agreed is None else signature, (given, out), self._hear_at)
+            plans = [plan._replace(is_unchanged=is_small) for plan in self._plans([[part]] if array.size else [])]
+            lead = Lead(
+                self._comm, self._exchange_of(plans), None if agreed is None else signature, (given, out), self._hear_at
+            )
         self._ticket = Ticket(lead, functools.partial(self._distribute, part, array.shape))
         return self._ticket
 

@@ -380,7 +380,7 @@ class Lead:
     ----------
     comm : LeaderTransport
     between : Pieces
-        The exchange, which has one piece.
+        The exchange, which has one piece, or none for an empty array.
     word : int or None
         Signature of the reduction; ``None`` if the signatures of this node's ranks differ.
     memory : tuple of array
@@ -445,7 +445,7 @@ class Lead:
             if self._place is not None:
                 self._begin(self._hear(self._place))
             if not self._is_complete:
-                self._between.finish(1)
+                self._between.finish(int(self._memory[1].size > 0))
                 self._comm.exchange.rest()
                 self._comm.end_exchange(self._between.fill_in)
                 self._is_complete, self.result = True, self._memory[1]
