@@ -74,15 +74,14 @@ NOTIFIED, LEFT = 6, 8
 def test_averages_go_on_while_ranks_make_steps(ranks):
     """The batches of a leader wait until its node has all votes, and later until the exchange is over."""
     out = output_of(
-        LOOP.replace("SIZE", "300_000"),
         f"""
-        import sys
-        sys.path.insert(0, {str(HELPERS)!r})
-        """,
-        """
-        import os
+        import os, signal, sys, time
         import numpy as np
+        sys.path.insert(0, {str(HELPERS)!r})
         from backend import T, theano
+        """,
+        LOOP.replace("SIZE", "300_000"),
+        """
         import synkhronos as synk
         import synkhronos._session.lifecycle as lifecycle
         from deadline import wait_for
