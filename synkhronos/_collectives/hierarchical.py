@@ -15,6 +15,7 @@ import contextlib
 import functools
 import itertools
 import math
+import zlib
 from collections.abc import Sequence
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, cast
@@ -33,17 +34,18 @@ from synkhronos._collectives.buckets import (
     split_memory,
     way_of,
 )
-from synkhronos._collectives.pipeline import Division, EarlyReduction, Pieces, Plan
-from synkhronos._collectives.transport import HostTransport, Part, SharedMemoryTransport, Workspace
+from synkhronos._collectives.pipeline import Division, EarlyReduction, Lead, Pieces, Plan, Ticket
+from synkhronos._collectives.transport import HostTransport, Part, ShapesDiffer, SharedMemoryTransport, Workspace
 from synkhronos._processes import STRAGGLING, check_exchange, check_nodes
 from synkhronos.errors import CollectiveAborted
 
 if TYPE_CHECKING:
     from synkhronos._native import native
-    from synkhronos._processes import Completion, ProcessGroup
+    from synkhronos._processes import Ballots, Completion, Place, ProcessGroup
 
 _AGREED, _REFUSED = 0, 1
 _UNDER_WAY = 2  # pieces in flight between the nodes
+_IN_BACKGROUND = 1 << 34  # in signatures of reductions in the background
 _LEAST_EARLY = 256 * 1024  # bytes of a reduction that begins before all of its arrays exist
 _MOST_PIECES = 1024  # of such a reduction, so that tags of messages differ
 
@@ -92,11 +94,13 @@ class HierarchicalTransport(SharedMemoryTransport):
         self._under_way = False  # whether an early reduction has begun, on a leader
         self._since = 0  # nanoseconds: when this leader has last gone on to compute meanwhile
         self._computing: list[tuple[int, int]] = []  # intervals in which it has computed meanwhile
+        self._ticket: Ticket | None = None  # of the last reduction in the background in this command
         self._restart_local, self.restart = self.restart, self._restart
 
     def _restart(self) -> None:
         """Bring the ranks in step, and release arrays of the previous command."""
         self._left.clear()
+        self._ticket = None
         self._restart_local()
 
     def barrier(self) -> None:
@@ -187,15 +191,8 @@ class HierarchicalTransport(SharedMemoryTransport):
         list of array, or None
             Results; ``None`` if the signatures of the ranks differ.
         """
-        before = self._timeline.switch(STRAGGLING)
-        try:
-            words = self._comm.vote(signature, [] if signature is None else brought, self._check_nodes, fill_in)
-        except CollectiveAborted:
-            self._deadline.begin()  # the ranks of this node get the full time to abort, too
-            raise
-        self._timeline.switch(before)
-        if self._world.node:
-            self._deadline.begin()  # here the deadline limits only the ranks of this node, not the wait for others
+        arrays = [] if signature is None else brought
+        words = self._hear(lambda: self._comm.vote(signature, arrays, self._check_nodes, fill_in))
         if signature is None or any(word != signature for word, _ in words):
             return None
         results = []
@@ -209,6 +206,19 @@ class HierarchicalTransport(SharedMemoryTransport):
             results.append(result)
         self._left += results
         return results
+
+    def _hear(self, wait: Callable[[], Ballots]) -> Ballots:
+        """Wait for the votes of all leaders, and return them."""
+        before = self._timeline.switch(STRAGGLING)
+        try:
+            ballots = wait()
+        except CollectiveAborted:
+            self._deadline.begin()  # the ranks of this node get the full time to abort, too
+            raise
+        self._timeline.switch(before)
+        if self._world.node:
+            self._deadline.begin()  # here the deadline limits only the ranks of this node, not the wait for others
+        return ballots
 
     def _plans(self, pieces: list[Piece]) -> list[Plan]:
         """Return the plan of each piece for its exchange with the other leaders, which have the same pieces."""
@@ -436,7 +446,9 @@ class HierarchicalTransport(SharedMemoryTransport):
                     self._comm.exchange.poll()
 
     def _come_back(self) -> None:
-        """Note that this rank has computed while an early reduction was under way."""
+        """Complete the reduction in the background; note that this rank has computed during an early reduction."""
+        if self._ticket is not None:
+            self._ticket.complete()
         if self._under_way:
             self._computing.append((self._since, monotonic_ns()))
 
@@ -446,6 +458,61 @@ class HierarchicalTransport(SharedMemoryTransport):
         self._computing.clear()
         if self._leads:
             self._comm.leave()
+
+    # -- reductions in the background
+
+    def start(self, array: np.ndarray, op: str = "avg") -> Ticket:
+        """Begin to reduce an array over all ranks in the background.
+
+        The ranks of a node reduce their arrays here. One such reduction at a time is exchanged between the nodes: the
+        next collective over all ranks first waits for its end.
+
+        Parameters
+        ----------
+        array : array
+            C-contiguous array with the same shape and dtype on every rank. It must not change until the ticket is
+            complete.
+        op : str
+            Key of `OPS`.
+
+        Returns
+        -------
+        Ticket
+        """
+        self._come_back()
+        how = self.reduction_of(op, array.dtype, array.dtype, (1,) * self._n_ranks)
+        out = np.empty(array.size, array.dtype)
+        part, given = Bucket(array.reshape(-1), out, how), None
+        if self._leads:
+            given = out
+            if how.within is None:
+                given = part.array if self._n_local == 1 else np.empty(self._n_local * array.size, how.dtype)
+        signature = hash((_IN_BACKGROUND, array.shape, zlib.crc32(f"{op} {array.dtype}".encode())))
+        agreed = self._run_here([] if given is part.array else [(part.array, given, self._within(part))], signature)
+        lead = None
+        if given is not None:
+            is_small = find_small([part], len(self._world.sizes))[0]
+            plans = [plan._replace(is_unchanged=is_small) for plan in self._plans([[part]] if array.size else [])]
+            lead = Lead(
+                self._comm, self._exchange_of(plans), None if agreed is None else signature, (given, out), self._hear_at
+            )
+        self._ticket = Ticket(lead, functools.partial(self._distribute, part, array.shape))
+        return self._ticket
+
+    def _hear_at(self, place: Place) -> Ballots:
+        """Wait for the votes at a place, and return them."""
+        return self._hear(lambda: self._comm.await_votes(place, self._check_nodes))
+
+    def _distribute(self, part: Bucket, shape: tuple[int, ...], lead: Lead | None) -> np.ndarray:
+        """Return the result of a reduction in the background on each rank of this node."""
+        is_refused = lead is not None and lead.result is None
+        if lead is not None and not is_refused:
+            self._timeline.exchange(lead.times, [lead.computing])
+        there = [] if is_refused else [self._back(part, None if lead is None else lead.result)]
+        if self._run_here(there, _REFUSED if is_refused else _AGREED) is None:
+            raise ShapesDiffer("the shapes differ between ranks")
+        assert part.out is not None
+        return part.out.reshape(shape)
 
     # -- memory
 

@@ -18,16 +18,18 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections import deque
 from collections.abc import Sequence
+from time import monotonic_ns
 from typing import Callable, NamedTuple
 
 import numpy as np
 
 from synkhronos._collectives.buckets import Algorithm, Bucket, Piece
 from synkhronos._native import native
-from synkhronos._processes import Deadline, LeaderTransport
+from synkhronos._processes import Ballots, Deadline, LeaderTransport, Place
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import shares
 from synkhronos.errors import CollectiveAborted
@@ -317,3 +319,136 @@ class EarlyReduction:
             )
             for i, some in self.division.pieces[k]
         ]
+
+
+class Ticket:
+    """A reduction of an array over all ranks that goes on while the ranks compute, on one rank.
+
+    The node leaders vote without waiting for each other. Each begins to send the array in its first call of `advance`
+    after all votes have arrived, and a thread continues.
+
+    Parameters
+    ----------
+    lead : Lead or None
+        The exchange with the other leaders; ``None`` on other ranks.
+    distribute : callable
+        ``distribute(lead)`` returns the result on each rank of the node, when the exchange is complete.
+    """
+
+    def __init__(self, lead: Lead | None, distribute: Callable[[Lead | None], np.ndarray]) -> None:
+        self._lead, self._distribute = lead, distribute
+
+    def advance(self) -> None:
+        """Continue the exchange without waiting; call it between two steps of computation."""
+        if self._lead is not None:
+            self._lead.advance()
+
+    def complete(self) -> None:
+        """Wait, on a leader, until the exchange is complete, and nothing is on its way to or from other nodes.
+
+        Raises
+        ------
+        CollectiveAborted
+            If a rank of another node has failed.
+        """
+        if self._lead is not None:
+            self._lead.complete()
+
+    def wait(self) -> np.ndarray:
+        """Wait for the result, and return it. All ranks call this in the same order with other collectives.
+
+        Returns
+        -------
+        array
+            A new array of the shape of the operand.
+
+        Raises
+        ------
+        CollectiveAborted
+            If a rank has failed.
+        ShapesDiffer
+            On all ranks, if shapes or dtypes differ between ranks.
+        """
+        self.complete()
+        return self._distribute(self._lead)
+
+
+class Lead:
+    """The part of a `Ticket` on a node leader: the exchange with the other leaders.
+
+    Parameters
+    ----------
+    comm : LeaderTransport
+    between : Pieces
+        The exchange, which has one piece, or none for an empty array.
+    word : int or None
+        Signature of the reduction; ``None`` if the signatures of this node's ranks differ.
+    memory : tuple of array
+        This leader's contribution, and the destination of the result.
+    hear : callable
+        ``hear(place)`` waits for the votes of all leaders, and returns them.
+
+    Attributes
+    ----------
+    result : array or None
+        The result, when the exchange is complete; ``None`` if the signatures of the ranks differ.
+    times : list of tuple of int
+        Start and end of the exchange, if it is complete; see `native.Piece.times`.
+    computing : tuple of int
+        When this leader began, and when it has last begun to wait.
+    """
+
+    def __init__(
+        self,
+        comm: LeaderTransport,
+        between: Pieces,
+        word: int | None,
+        memory: tuple[np.ndarray, np.ndarray],
+        hear: Callable[[Place], Ballots],
+    ) -> None:
+        self._comm, self._between, self._word, self._memory, self._hear = comm, between, word, memory, hear
+        self._is_complete = False
+        self.result: np.ndarray | None = None
+        self.times = between.times
+        self.computing = monotonic_ns(), 0
+        self._place: Place | None = comm.cast(word, [], between.fill_in)
+
+    def advance(self) -> None:
+        """Begin the exchange if all leaders have voted, or continue it where no thread does so."""
+        if self._place is not None:
+            ballots = self._comm.votes_at(self._place)
+            if ballots is not None:
+                self._begin(ballots)
+        elif not self._is_complete and not self._comm.may_poll:
+            self._comm.exchange.advance()
+
+    def _begin(self, ballots: Ballots) -> None:
+        self._place = None
+        if self._word is None or any(word != self._word for word, _ in ballots):
+            self._is_complete = True
+            return
+
+        def lend(what: str, size: int, dtype: np.dtype) -> np.ndarray:
+            return np.empty(size, dtype)
+
+        self._between.begin(*self._memory, lend)
+        if self._comm.may_poll:
+            with contextlib.suppress(OSError):  # there can be no more threads: `complete` advances the exchange
+                self._comm.exchange.poll()
+
+    def complete(self) -> None:
+        """Wait for the end of the exchange; the exceptions are those of `Ticket.complete`."""
+        if self._is_complete:
+            return
+        self.computing = self.computing[0], monotonic_ns()
+        try:
+            if self._place is not None:
+                self._begin(self._hear(self._place))
+            if not self._is_complete:
+                self._between.finish(int(self._memory[1].size > 0))
+                self._comm.exchange.rest()
+                self._comm.end_exchange(self._between.fill_in)
+                self._is_complete, self.result = True, self._memory[1]
+        except BaseException:
+            self._comm.leave()  # otherwise the other leaders would wait for this one
+            raise

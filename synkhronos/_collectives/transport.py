@@ -13,7 +13,7 @@ from typing import Any, Optional, Protocol, Union
 import numpy as np
 
 from synkhronos._collectives.buckets import Algorithm
-from synkhronos._collectives.pipeline import Division, EarlyReduction
+from synkhronos._collectives.pipeline import Division, EarlyReduction, Ticket
 from synkhronos._collectives.reductions import OPS, reduction_of
 from synkhronos._memory import Segment, aligned
 from synkhronos._native import native
@@ -52,7 +52,7 @@ class Transport(Protocol):
 
 
 class EarlyTransport(Protocol):
-    """The part of a transport over several nodes that begins reductions before all of their arrays exist.
+    """The part of a transport over several nodes whose reductions go on while ranks compute.
 
     `HierarchicalTransport` documents the parameters.
     """
@@ -75,6 +75,9 @@ class EarlyTransport(Protocol):
     def leave(self) -> None:
         """Leave the reductions that have begun, because the function of this rank has failed."""
 
+    def start(self, array: np.ndarray, op: str = "avg", /) -> Ticket:
+        """Begin to reduce an array over all ranks in the background."""
+
 
 class HostTransport(Transport, Protocol):
     """Transport for arrays in host memory, which every session has.
@@ -84,7 +87,7 @@ class HostTransport(Transport, Protocol):
     Attributes
     ----------
     early : EarlyTransport or None
-        Begins reductions early; ``None`` on one node.
+        Begins reductions early, and reduces in the background; ``None`` on one node.
     """
 
     early: EarlyTransport | None

@@ -38,8 +38,9 @@ import numpy as np
 from synkhronos import _backends
 from synkhronos._multinode.heartbeat import Heartbeat, Reason
 from synkhronos._multinode.node_messages import Stop
+from synkhronos._multinode.votes import Votes, agree
 from synkhronos._native import native
-from synkhronos._processes import Arrays, Completion, ProcessGroup
+from synkhronos._processes import Arrays, Ballots, Completion, Place, ProcessGroup
 from synkhronos._utils.interrupts import deferred_interrupts, handle_interrupts
 from synkhronos._utils.rendezvous import RESTART, drain_output
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, NodeLost, SessionError
@@ -107,93 +108,11 @@ def _make_exchange(mpi: Any, communicator: Any) -> native.Exchange:
     return native.Exchange(mpi._sizeof(mpi.Request), *handles, functions)
 
 
-#: Place of a vote: the number of its command, and its own number within that command.
-_Place = tuple[int, int]
-
-
-class Votes:
-    """Votes of all leaders, which pass them on.
-
-    Up to three leaders send their votes to all others. More leaders form a binomial tree: the parent of a leader has
-    its number without the lowest bit that is set. Each sends its parent the votes of its subtree, and, when it has all
-    votes, sends these to its children. So a leader sends at most ⌈log2(n)⌉ messages, and the leader that is the root
-    has all votes before any other.
-
-    Parameters
-    ----------
-    node, n_nodes : int
-        Number of this leader, and number of leaders.
-    send : callable
-        ``send(node, message)`` sends ``(place, votes)`` to another leader, for its method `take`.
-    """
-
-    def __init__(self, node: int, n_nodes: int, send: Callable[[int, Any], None]) -> None:
-        self._node, self._n_nodes, self._send = node, n_nodes, send
-        lowest = node & -node or 1 << n_nodes.bit_length()
-        self._below = range(node, min(n_nodes, node + lowest))  # this leader, and those below it in the tree
-        self._children = [child for i in range(lowest.bit_length() - 1) if (child := node + (1 << i)) < n_nodes]
-        self._of: dict[_Place, dict[int, Any]] = {}
-        self._n_sent: dict[_Place, tuple[int, int]] = {}  # numbers of votes that were sent to the parent and children
-
-    def of(self, place: _Place) -> dict[int, Any]:
-        """Return the votes that have arrived, by leader."""
-        return self._of.setdefault(place, {})
-
-    def take(self, place: _Place, votes: dict[int, Any]) -> None:
-        """Add votes that another leader has sent."""
-        self.of(place).update(votes)
-
-    def cast(self, place: _Place, vote: Any) -> None:
-        """Vote, and pass the votes on that have arrived before."""
-        self.take(place, {self._node: vote})
-        if self._n_nodes <= _MOST_DIRECT:
-            for other in range(self._n_nodes):
-                if other != self._node:
-                    self._send(other, (place, {self._node: vote}))
-        self.pass_on(place)
-
-    def pass_on(self, place: _Place, is_late: bool = False) -> None:
-        """Pass on the votes of this leader's subtree if it has voted and they are complete, or if ``is_late``."""
-        votes = self.of(place)
-        if self._n_nodes <= _MOST_DIRECT or self._node not in votes:
-            return
-        up, down = self._n_sent.get(place, (0, 0))
-        own = {node: votes[node] for node in self._below if node in votes}
-        is_due = up < len(own) and (is_late or len(own) == len(self._below))
-        is_complete = down < len(votes) == self._n_nodes
-        if not is_due and not is_complete:
-            return
-        with deferred_interrupts():
-            self._n_sent[place] = len(own), len(votes) if is_complete else down
-            if is_due and self._node:
-                self._send(self._node & (self._node - 1), (place, own))
-            if is_complete:
-                for child in self._children:
-                    self._send(child, (place, votes))
-
-    def drop(self, place: _Place) -> None:
-        """Drop the votes of a place."""
-        self._of.pop(place, None)
-        self._n_sent.pop(place, None)
-
-    def drop_before(self, number: int, kept: _Place | None) -> None:
-        """Drop the votes of commands with lower numbers, except those of one place."""
-        for place in [one for one in (*self._of, *self._n_sent) if one[0] < number and one != kept]:
-            self.drop(place)
-
-
-def _agree(votes: dict[int, Any]) -> bool:
-    """Return whether the exchange takes place: all words are equal and not ``None``."""
-    words = {word for word, _ in votes.values()}
-    return len(words) == 1 and None not in words
-
-
 #: Tags of messages.
 ORDER, ANSWER, VOTE, ABORT = 1, 2, 3, 4
 
 _N_TAGS = 8192  # pieces in flight have different tags, of which MPI guarantees 32,768
 
-_MOST_DIRECT = 3  # leaders that send their votes to all others; with as many, a tree would not send fewer messages
 _logger = logging.getLogger("synkhronos")
 _SPIN_SECONDS = 2e-4  # duration of a wait until the process begins to yield its core
 _YIELD_SECONDS = 2e-2  # duration of a wait until the process begins to sleep
@@ -419,7 +338,7 @@ class LeaderComm:
 
     def vote(
         self, word: int | None, arrays: Sequence[np.ndarray], check: Callable[[list[int]], None], fill_in: Completion
-    ) -> list[tuple[int | None, list[np.ndarray]]]:
+    ) -> Ballots:
         """Vote on an exchange of arrays: send a word and small arrays to all leaders, and wait for theirs.
 
         Parameters
@@ -444,39 +363,55 @@ class LeaderComm:
         CollectiveAborted
             If a leader has failed in this command.
         """
-        self.check_aborted()  # otherwise other leaders might enter the exchange
-        place = self.number, self._meeting
-        votes = self._votes.of(place)
+        return self.await_votes(self.cast(word, arrays, fill_in), check)
 
-        def found() -> bool:
-            self._votes.pass_on(place)
+    def cast(self, word: int | None, arrays: Sequence[np.ndarray], fill_in: Completion) -> Place:
+        """Vote without waiting for the other leaders; see `vote`. Return the place of the vote, for `votes_at`."""
+        self.check_aborted()  # otherwise other leaders might enter the exchange
+        self._owed = None
+        with deferred_interrupts():  # either all leaders receive the vote, or none
+            place = self.number, self._meeting
+            self._meeting += 1
+            self._voting = place, fill_in
+            self._votes.cast(place, (word, arrays))
+        return place
+
+    def votes_at(self, place: Place) -> Ballots | None:
+        """Return the words and arrays of all leaders, in node order; ``None`` if not all leaders have voted.
+
+        Raises
+        ------
+        CollectiveAborted
+            If a leader has failed in this command before it has voted.
+        """
+        votes = self._votes.of(place)
+        self._votes.pass_on(place)
+        if len(votes) < self.n_nodes:
+            self._raise_if_aborted()
+        with deferred_interrupts():
+            if self._voting is None or self._voting[0] != place:
+                raise SessionError(CLOSED_WITHIN)
             if len(votes) < self.n_nodes:
-                self._raise_if_aborted()
-                return False
-            return True
+                return None
+            fill_in, self._voting = self._voting[1], None
+            if agree(votes):
+                self._due.append(fill_in)
+            self._votes.drop(place)
+        return [votes[node] for node in range(self.n_nodes)]
+
+    def await_votes(self, place: Place, check: Callable[[list[int]], None]) -> Ballots:
+        """Wait for the votes of all leaders; ``check`` and the result are those of `vote`."""
 
         def look() -> None:
             self._votes.pass_on(place, is_late=True)  # so that the controller knows which leader is silent
-            check([node for node in self.others if node not in votes])
+            check([node for node in self.others if node not in self._votes.of(place)])
 
-        self._owed = None
         try:
-            with deferred_interrupts():  # either all leaders receive the vote, or none
-                self._meeting += 1
-                self._voting = place, fill_in
-                self._votes.cast(place, (word, arrays))
-            self.wait(found, look)
-            if self._voting is None:
-                raise SessionError(CLOSED_WITHIN)
-            with deferred_interrupts():
-                self._voting = None
-                if _agree(votes):
-                    self._due.append(fill_in)
+            ballots: Ballots = self.wait(lambda: self.votes_at(place), look)
+            return ballots
         except BaseException:
             self._owed, self._voting = self._voting or self._owed, None
             raise
-        self._votes.drop(place)
-        return [votes[node] for node in range(self.n_nodes)]
 
     def complete_owed_exchange(self) -> None:
         """Take part in an exchange that this leader has voted for and then left, if all others have voted for it."""
@@ -489,7 +424,7 @@ class LeaderComm:
             with deferred_interrupts():
                 self._owed = None
                 self._votes.drop(place)
-                if _agree(votes):
+                if agree(votes):
                     fill_in()
 
     def end_exchange(self, fill_in: Completion) -> None:
@@ -511,6 +446,7 @@ class LeaderComm:
             if self._voting is not None:
                 self._owed, self._voting = self._voting, None
             self.complete_exchanges()
+            self.complete_owed_exchange()
 
     def check_aborted(self) -> None:
         """Receive messages; raise `CollectiveAborted` if a leader has aborted the current command."""

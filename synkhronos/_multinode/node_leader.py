@@ -171,7 +171,7 @@ class NodeRanks:
             self._answered = monotonic_ns()
             return Answer(order.number, replies, self._answered - began, self._cache.lacks)
         except (WorkerDied, WorkerTimeout) as error:
-            self._comm.abort()
+            self._comm.leave()
             is_dead = isinstance(error, WorkerDied)
             exitcode = error.exitcode if isinstance(error, WorkerDied) else None
             lost = Lost(order.number, str(error), error.rank, error.pid, exitcode, is_dead)

@@ -2,8 +2,10 @@
 
 from synkhronos._processes.process_group import (
     Arrays,
+    Ballots,
     Completion,
     LeaderTransport,
+    Place,
     ProcessGroup,
     World,
     check_exchange,

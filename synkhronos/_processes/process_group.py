@@ -25,7 +25,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import numpy as np
 
@@ -50,6 +50,12 @@ Arrays = list[tuple[int, np.ndarray]]
 
 #: Completes an exchange of arrays on behalf of a leader that has failed.
 Completion = Callable[[], None]
+
+#: Place of a vote: the number of its command, and its own number within that command.
+Place = tuple[int, int]
+
+#: Words and small arrays of all leaders that have voted, in node order.
+Ballots = list[tuple[Optional[int], list[np.ndarray]]]
 
 
 class LeaderTransport(Protocol):
@@ -77,8 +83,17 @@ class LeaderTransport(Protocol):
 
     def vote(
         self, word: int | None, arrays: Sequence[np.ndarray], check: Callable[[list[int]], None], fill_in: Completion
-    ) -> list[tuple[int | None, list[np.ndarray]]]:
+    ) -> Ballots:
         """Exchange a number and small arrays with all leaders; return those of each leader, in node order."""
+
+    def cast(self, word: int | None, arrays: Sequence[np.ndarray], fill_in: Completion) -> Place:
+        """Begin to exchange a number and small arrays with all leaders, as `vote`, without waiting for theirs."""
+
+    def votes_at(self, place: Place) -> Ballots | None:
+        """Return those of each leader; ``None`` if some have not arrived."""
+
+    def await_votes(self, place: Place, check: Callable[[list[int]], None]) -> Ballots:
+        """Wait for those of each leader."""
 
     def end_exchange(self, fill_in: Completion) -> None:
         """Note that an exchange after a vote is complete."""

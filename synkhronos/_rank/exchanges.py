@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import cloudpickle
 import numpy as np
 
 from synkhronos import _graph
 from synkhronos._backends import to_host
+from synkhronos._collectives import Ticket
 from synkhronos._memory import LOCK_BYTES, SharedLocks, aligned
 from synkhronos._rank.commands import Exchange, Loop
 from synkhronos._rank.messages import Records
@@ -203,6 +204,27 @@ class Parameters:
         reference[:] = received
         return received
 
+    def start_average(self, message: Message) -> Message:
+        """Begin to average a message over several nodes, while they make steps; on one node, do nothing."""
+        background, reference = self.transport.early, self.reference
+        if background is None or message.group == "node":
+            return message
+        self.begin_wait()
+        if reference is None:
+            return message._replace(ticket=background.start(message.values))
+        return message._replace(ticket=background.start(message.values - reference), reference=reference.copy())
+
+    def finish_average(self, message: Message) -> np.ndarray:
+        """Return the average of a message over its group, in a buffer that is reused."""
+        if message.ticket is None:
+            return self.average_parameters(message.values, group=message.group)
+        self.begin_wait()
+        received = message.ticket.wait()
+        if self.reference is not None:
+            received += message.reference
+            self.reference[:] = received
+        return received
+
     def renew_reference(self) -> None:
         """Make the reference equal on all ranks again, after an interrupt of an average."""
         if self.reference is not None:
@@ -239,41 +261,87 @@ class _Engine:
         """Do nothing, unless there is something to merge before a step."""
 
 
+class Message(NamedTuple):
+    """What a rank has sent, and not yet merged.
+
+    Attributes
+    ----------
+    step, due : int
+        The step after which it was sent, and the step after which it is merged.
+    group : str
+        See `Average.exchanges_at`.
+    values : array of shape (n,)
+    ticket : Ticket or None
+        The average of the values, or of their differences from ``reference``, if it was begun.
+    reference : array of shape (n,), or None
+    """
+
+    step: int
+    due: int
+    group: str
+    values: np.ndarray
+    ticket: Ticket | None = None
+    reference: np.ndarray | None = None
+
+
 class _Averages(_Engine):
-    """Averages over all ranks or those of a node, at step numbers that all ranks know."""
+    """Averages over all ranks or those of a node, at step numbers that all ranks know.
+
+    With a delay, averages between nodes are made while the ranks make steps. They are complete at the end of each
+    command, so that nothing is on its way while the program of the controller runs. What is sent after the last step of
+    a command is on its way in the next one.
+    """
 
     waits = True
-    _sent: tuple[int, int, str, np.ndarray] | None = None  # step, step to merge, group, message
+    _sent: Message | None = None
+    _is_last = False  # whether this is the last step of a command
 
     def turns(self, loop: Loop) -> Iterator[int]:
-        """Yield the numbers of this rank's batches."""
-        yield from range(loop.first + self._of.rank, loop.first + loop.n_batches, self._of.n_ranks)
+        """Yield the numbers of this rank's batches, and then complete what was sent to other nodes."""
+        of = self._of
+        if self._sent is not None and self._sent.ticket is None:
+            self._sent = of.start_average(self._sent)
+        turns = range(loop.first + of.rank, loop.first + loop.n_batches, of.n_ranks)
+        for turn in turns:
+            self._is_last = turn == turns[-1]
+            yield turn
+        if self._sent is not None and self._sent.ticket is not None:
+            began = monotonic_ns()
+            of.begin_wait()
+            self._sent.ticket.complete()
+            of.waited += monotonic_ns() - began
+
+    def before_step(self) -> None:
+        """Continue to send what is on its way to other nodes."""
+        if self._sent is not None and self._sent.ticket is not None:
+            self._sent.ticket.advance()
 
     def after_step(self) -> None:
         """Merge what was sent, and send the parameters, if it is time for either."""
         of, step = self._of, self._of.n_steps
         group = of.rule.exchanges_at(step)
-        if self._sent is not None and (group is not None or step >= self._sent[1]):
-            self._merge()
+        if self._sent is not None and (group is not None or step >= self._sent.due):
+            self._merge(self._sent)
         if group is None:
             return
         began = monotonic_ns()
-        message = np.array(of.rule.before(of.pack(), of.state))  # may be the buffer itself
-        _check_shape(message, of.x)
-        self._sent = step, step + of.rule.delay_at(step), group, message
-        of.exchanged(began, message.nbytes)
-        if step >= self._sent[1]:
-            self._merge()
+        values = np.array(of.rule.before(of.pack(), of.state))  # may be the buffer itself
+        _check_shape(values, of.x)
+        self._sent = Message(step, step + of.rule.delay_at(step), group, values)
+        if step < self._sent.due and not self._is_last:
+            self._sent = of.start_average(self._sent)
+        of.exchanged(began, values.nbytes)
+        if step >= self._sent.due:
+            self._merge(self._sent)
 
-    def _merge(self) -> None:
-        of = self._of
-        assert self._sent is not None
-        (then, _, group, sent), began = self._sent, monotonic_ns()
-        received = of.average_parameters(sent, group=group)
-        of.unpack(of.rule.after(of.pack().copy(), sent, received.copy(), of.n_steps - then, of.state))
-        of.treat_others(group)
+    def _merge(self, message: Message) -> None:
+        of, began = self._of, monotonic_ns()
+        age = of.n_steps - message.step
+        received = of.finish_average(message)
+        of.unpack(of.rule.after(of.pack().copy(), message.values, received.copy(), age, of.state))
+        of.treat_others(message.group)
         self._sent = None
-        of.ages.append(of.n_steps - then)
+        of.ages.append(age)
         of.waited += monotonic_ns() - began
 
     def result(self, drop: bool, keep: bool) -> np.ndarray:
@@ -283,7 +351,7 @@ class _Averages(_Engine):
             self._sent = None
             of.renew_reference()
         elif self._sent is not None and not keep:
-            self._merge()
+            self._merge(self._sent)
         return of.average_parameters(of.pack())
 
 

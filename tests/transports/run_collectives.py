@@ -3,6 +3,7 @@
     [mpiexec -n N] python run_collectives.py TRANSPORT DEVICES NODES FILE
 
 TRANSPORT: "shared memory"; "mpi votes" or "mpi pieces" (arrays are sent with the leaders' votes, or in many pieces);
+"mpi tickets" (all-reduces of equal weights go on in the background);
 "host" (GPUs without NCCL); "nccl"; "stand-in" (for NCCL). DEVICES: names separated by commas. NODES: the number of
 ranks on each node, separated by commas. FILE: receives the results of each collective, under the names of `name_of`.
 """
@@ -55,6 +56,18 @@ def fork_on_nodes(nodes, way):
         return with_votes, pieces
 
     hierarchical.divide = record
+    if way == "tickets":
+        Transport, all_reduce = hierarchical.HierarchicalTransport, hierarchical.HierarchicalTransport.all_reduce
+
+        def reduce_in_background(self, arrays, op, weights, layout=()):
+            if weights is not None:
+                return all_reduce(self, arrays, op, weights, layout)
+            ways.append("tickets")
+            for array in arrays:
+                array[...] = self.start(array, op).wait()
+            return False
+
+        Transport.all_reduce = reduce_in_background
     own = nodes[int(os.environ["PMI_RANK"])]
     lifecycle.find_free_devices = lambda *_: ["cpu"] * own
     assert synk.fork(use_gpu=False, master_rank=own - 1, timeout=60) == sum(nodes)

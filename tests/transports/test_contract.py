@@ -62,6 +62,7 @@ TRANSPORTS = [
     *[pytest.param(Transport("shared memory", "cpu", (n,)), id=f"shared-memory-{n}") for n in (1, 2, 3, 5)],
     *[_over_mpi("votes", *nodes) for nodes in ((1, 1), (2, 1, 2))],
     *[_over_mpi("pieces", *nodes) for nodes in ((2, 1), (1, 1, 1))],
+    *[_over_mpi("tickets", *nodes) for nodes in ((1, 1), (1, 2, 1))],
     *[_on_gpus("opencl", way, n) for way, n in (("host", 1), ("host", 3), ("stand-in", 2), ("stand-in", 5))],
     *[_on_gpus("cuda", way, n) for way in ("host", "nccl") for n in (1, 2, 4, 8)],
 ]
@@ -174,5 +175,6 @@ class TestContract:
             assert found["collectives of the stand-in"].tolist() == kinds
         else:
             assert "collectives of the stand-in" not in found
+        ways = {"mpi tickets": ["pieces", "tickets"]}.get(transport.way, transport.way.split()[1:])
         of_mpi = transport.way.startswith("mpi")
-        assert found["ways between nodes"].tolist() == ([transport.way.split()[-1]] if of_mpi else [])
+        assert found["ways between nodes"].tolist() == (ways if of_mpi else [])

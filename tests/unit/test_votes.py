@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from synkhronos._multinode.leader_comm import Votes
+from synkhronos._multinode.votes import Votes
 
 PLACE = 3, 0
 
