@@ -9,7 +9,7 @@ their batches from a common counter, so that a slow rank takes fewer.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -121,6 +121,7 @@ class Parameters:
         self.outputs: list[list[float]] = []
         self.given: tuple[int, Records] | None = None  # the number of the last complete command, and its records
         self.items: Ahead | None = None  # batches of the program
+        self.epoch_of_items = 0
         self.n_exchanges, self.n_bytes, self.waited = 0, 0, 0
         self.ages: list[int] = []
         self.order: list[tuple[int, str, int, int]] = []
@@ -238,6 +239,13 @@ class _Engine:
     def before_step(self) -> None:
         """Do nothing, unless there is something to merge before a step."""
 
+    def state(self) -> dict[str, Any]:
+        """Return numbers and arrays with which `restore` continues the exchanges."""
+        return {}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue exchanges from a state; an empty one is that of the beginning."""
+
 
 class _Averages(_Engine):
     """Averages over all ranks or those of a node, at step numbers that all ranks know."""
@@ -264,6 +272,19 @@ class _Averages(_Engine):
         of.exchanged(began, message.nbytes)
         if step >= self._sent[1]:
             self._merge()
+
+    def state(self) -> dict[str, Any]:
+        """Return the message that was sent and not yet merged."""
+        if self._sent is None:
+            return {}
+        then, due, group, message = self._sent
+        return {"sent": message, "steps": [then, due], "group": group}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Send the message again."""
+        if "sent" in state:
+            then, due = state["steps"].tolist()
+            self._sent = then, due, str(state["group"]), state["sent"]
 
     def _merge(self) -> None:
         of = self._of
@@ -301,6 +322,15 @@ class _Unsynchronized(_Engine):
         while (turn := board.count(0, self._of.check)) < stop:
             yield turn
 
+    def state(self) -> dict[str, Any]:
+        """Return the number of exchanges of all ranks."""
+        return {"turns": self._board.counters[1]}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue the number of exchanges."""
+        if "turns" in state and not self._of.rank:
+            self._board.counters[1] = state["turns"]
+
     def _note(self, kind: str, other: int) -> None:
         """Record an exchange, of which the locks are held."""
         of = self._of
@@ -333,6 +363,17 @@ class _Centre(_Unsynchronized):
         self._met = of.n_steps
         of.exchanged(began, x.nbytes)
 
+    def state(self) -> dict[str, Any]:
+        """Return the centre, on the first rank, and the step of this rank's last exchange."""
+        return {**super().state(), "met": self._met, **({} if self._of.rank else {"centre": self._board.centre})}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Set the centre, which otherwise has the parameters of the beginning."""
+        super().restore(state)
+        self._met = int(state.get("met", self._of.n_steps))
+        if not self._of.rank:
+            self._board.centre[:] = state.get("centre", self._of.x)
+
     def result(self, drop: bool, keep: bool) -> np.ndarray:
         """Exchange with the centre if there were steps since the last exchange, and return the centre."""
         if not keep and self._of.n_steps > self._met:
@@ -347,6 +388,22 @@ class _Gossip(_Unsynchronized):
     def __init__(self, of: Parameters) -> None:
         super().__init__(of)
         self._weight = 1.0 / of.n_ranks
+
+    def state(self) -> dict[str, Any]:
+        """Return the weight of this rank, and the messages to it that it has not merged."""
+        board, own = self._board, self._of.rank
+        senders = np.flatnonzero(board.is_full[own])
+        sent = {"senders": senders, "weights": board.weights[own, senders], "messages": board.messages[own, senders]}
+        return {**super().state(), "weight": self._weight, **sent}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Set the weight, and put the messages back into the mailboxes."""
+        super().restore(state)
+        if "weight" in state:
+            board, own, senders = self._board, self._of.rank, state["senders"]
+            self._weight = float(state["weight"])
+            board.weights[own, senders], board.messages[own, senders] = state["weights"], state["messages"]
+            board.is_full[own, senders] = 1
 
     def before_step(self) -> None:
         """Merge all messages that have come."""

@@ -41,6 +41,8 @@ from synkhronos._rank.commands import (
     Load,
     Loop,
     Record,
+    RestoreLoop,
+    SaveLoop,
     Shapes,
     join_reductions,
 )
@@ -124,6 +126,8 @@ class Replica:
             Call: self._caller.call,
             Loop: self._loops.run,
             EndLoop: self._loops.end,
+            SaveLoop: self._loops.save,
+            RestoreLoop: self._loops.restore,
             InOrder: self._in_order,
             **self._exchange.handlers,
         }
