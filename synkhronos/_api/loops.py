@@ -31,6 +31,12 @@ _LEAST_PIECE = 1 << 16  # bytes of the smallest pieces in which transports move 
 #: Treatments of variables that the function updates in addition to the parameters.
 _OF_OTHERS = ("local", "average", "reset")
 
+#: Combination of an output of all ranks, by its mode.
+_COMBINE: dict[Any, Callable[..., Any]] = {
+    "avg": np.mean, "sum": np.sum, "min": np.min, "max": np.max, "prod": np.prod
+}  # fmt: skip
+
+_ONE_COMMAND = "expected a training rule, or params and a function of synkhronos.function with collectives"
 _NO_RESULT = "the loop failed, so that it has no result; the ranks have different parameters"
 
 
@@ -73,7 +79,9 @@ def loop(
         The number of epochs, or of steps of each rank. One of them must be given. For a callable, ``steps``, or both:
         then each epoch has this number of steps.
     rule : Rule, optional
-        The training rule. ``None`` or ``BSP()``: ``f`` is called for each step, with the rows of all ranks.
+        The training rule. ``None`` or ``BSP()``: all ranks make equal steps, with the rows of all. A function with
+        collectives in its graph runs in one command for each epoch, if ``params`` are given. Any other is called for
+        each step.
     schedule : dict, optional
         Values of the function's other inputs, and of shared variables, by input, variable or name: a constant, or a
         callable of the step's number, from 0.
@@ -126,16 +134,25 @@ def loop(
     size = _positive("batch_size", batch_size)
     plan = _Length(_positive("epochs", epochs), _positive("steps", steps))
     if rule is None or isinstance(rule, BSP):
-        if resume is not None:
-            raise TypeError("resume got a loop without a training rule; expected one with a rule")
-        return _in_step(
-            session, f, inputs, params, size=size, plan=plan, schedule=schedule, on_epoch=on_epoch, seed=seed
-        )
+        if not _steps_together(f, inputs, params):
+            if resume is not None:
+                raise TypeError(f"resume got {f!r}; {_ONE_COMMAND}")
+            return _in_step(
+                session, f, inputs, params, size=size, plan=plan, schedule=schedule, on_epoch=on_epoch, seed=seed
+            )
+        rule, others = BSP(), "local"
     if not isinstance(rule, Rule):
         raise TypeError(f"rule is {rule!r}; expected a rule of synkhronos.rules")
     saved = None if resume is None else Saved(resume)
     options = {"size": size, "schedule": schedule or {}, "seed": seed, "others": others, "saved": saved}
     return _Loop(session, f, inputs, params, rule, **options).run(plan, on_epoch)
+
+
+def _steps_together(f: Any, inputs: Any, params: Sequence[Any]) -> bool:
+    """Return whether the ranks can make steps with collectives in one command."""
+    if callable(inputs) or not params or isinstance(f, ExactFunction) or not isinstance(f, Function):
+        return False
+    return f.steps_together() and all(mode is None or mode in _COMBINE for mode in f.output_modes)
 
 
 def _positive(name: str, value: Any) -> Any:
@@ -177,7 +194,7 @@ def _values(given: Any, steps: range, dtype: Any) -> np.ndarray:
 
 
 def _refuse_state() -> Any:
-    raise TypeError("run.state() got a loop without a training rule; expected one with a rule")
+    raise TypeError(f"run.state() got a loop that calls its function for each step; {_ONE_COMMAND}")
 
 
 def _in_step(
@@ -253,7 +270,7 @@ class _Loop:
             raise TypeError(f"{rule!r} needs a function of synkhronos.function without exact=True; got {f!r}")
         if others not in _OF_OTHERS:
             raise ValueError(f"others is {others!r}; expected one of {_OF_OTHERS}")
-        if rule.engine != "average" and not session.is_on_one_node:
+        if rule.engine in ("centre", "gossip") and not session.is_on_one_node:
             raise ValueError(f"{rule!r} works on one node only, and this session spans several; use averages")
         if rule.engine != "average" and others != "local":
             raise ValueError(
@@ -267,7 +284,9 @@ class _Loop:
             raise TypeError(f"params have the dtypes {[var.dtype for var in variables]}; expected a single one")
         if np.dtype(variables[0].dtype).kind != "f":
             raise TypeError(f"params have the dtype {variables[0].dtype}; expected floating-point numbers")
-        self._function, self._scattered, rest = f.local(session)
+        self._together = isinstance(rule, BSP)
+        self._function, self._scattered, rest = f.local(session, together=self._together)
+        self._modes = f.output_modes
         self._batches = cloudpickle.dumps(inputs) if callable(inputs) else None
         self._data = [] if callable(inputs) else self._arrays(inputs)
         self._n_rows = None if callable(inputs) else _length_of(self._data)
@@ -379,10 +398,12 @@ class _Loop:
                 results = session.run(command)
                 of_ranks, nothing = [records for records, _ in results], Records([], 0, [], 0.0, 0, [])
                 for one in itertools.zip_longest(*of_ranks, fillvalue=nothing):
-                    run._add(one)
+                    run._add(self._combined(one))
                 run._values = session.private(results[session.master_rank][1])
                 if self._shared:
                     broadcast([var for var, _ in self._shared])
+                if self._together and drop:  # some ranks may have made one step less
+                    broadcast([*self._variables, *self._others])
                 session.replica_check.note_parts([*self._variables, *self._others], are_parts=False)
             finally:
                 self._discard()
@@ -403,7 +424,7 @@ class _Loop:
         values = [np.asarray(_graph.host_array(var)).reshape(-1) for var in self._variables]
         x = np.concatenate(values)
         memory, engine = None, self._rule.engine
-        if engine != "average":
+        if engine in ("centre", "gossip"):
             n_bytes = Board.n_bytes(engine, session.n_ranks, len(x), x.dtype)
             self._memory = data(shape=(n_bytes,), dtype="uint8", ndim=1)
             self._board = Board(self._memory.data, engine, session.n_ranks, len(x), x.dtype)
@@ -412,7 +433,7 @@ class _Loop:
         self._exchange = Exchange(
             cloudpickle.dumps(self._rule),
             keys(self._variables),
-            keys(self._others),
+            () if self._together else keys(self._others),
             self._of_others,
             memory,
             self._seed,
@@ -460,6 +481,7 @@ class _Loop:
         if run.epoch and isinstance(self._rule, Average) and type(self._rule).on_epoch is not Average.on_epoch:
             mean_loss = run._mean_loss(min(run.steps) - in_epoch)
         n_barriers = 64 + 2 * sum(_graph.get_array(var).nbytes for var in self._variables) // _LEAST_PIECE  # of a step
+        n_barriers *= 16 if self._together else 1  # the step may have other collectives
         most = max(1, min(MOST_STEPS, MOST_BARRIERS // n_barriers)) * n_ranks
         for first in range(0, n_batches, most):
             n_now = min(most, n_batches - first)
@@ -468,8 +490,22 @@ class _Loop:
             step = run.epoch * in_epoch + first // n_ranks
             records = self._issue(order, first, n_now, run.epoch, step, None if first else mean_loss)
             with deferred_interrupts():
-                run._add(records)
+                run._add(self._combined(records))
                 self._unanswered = None
+
+    def _combined(self, records: Sequence[Records]) -> Sequence[Records]:
+        """Return the records of steps with collectives, with the outputs that a call would return."""
+        own = records[self._session.master_rank]
+        if not self._together or not own.outputs:
+            return records
+        padded = [[*one.outputs, *own.outputs[len(one.outputs) :]][: len(own.outputs)] for one in records]
+        columns = np.array(padded).transpose(2, 0, 1)  # of outputs, ranks and steps
+        combined = [
+            column[self._session.master_rank] if mode is None else _COMBINE[mode](column, axis=0)
+            for column, mode in zip(columns, self._modes)
+        ]
+        rows = np.array(combined).reshape(len(combined), -1).T.tolist()
+        return [one._replace(outputs=rows) for one in records]
 
     def _issue(
         self, order: np.ndarray, first: int, n_batches: int, epoch: int, step: int, mean_loss: float | None

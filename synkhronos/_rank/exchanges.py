@@ -136,7 +136,8 @@ class Parameters:
         #: Equal on all ranks. If values are rounded on their way between nodes, differences from it are sent.
         self.reference = self.x.copy() if loops.group.world.wire_dtype and dtype == np.float32 else None
         with self.named():
-            self.state = self.rule.begin(self.x.copy(), self.n_ranks) if self.rule.engine != "gossip" else {}
+            has_state = self.rule.engine in ("average", "centre")
+            self.state = self.rule.begin(self.x.copy(), self.n_ranks) if has_state else {}
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
@@ -236,8 +237,15 @@ class _Engine:
     def __init__(self, of: Parameters) -> None:
         self._of = of
 
+    def turns(self, loop: Loop) -> Iterator[int]:
+        """Yield the numbers of this rank's batches."""
+        yield from range(loop.first + self._of.rank, loop.first + loop.n_batches, self._of.n_ranks)
+
     def before_step(self) -> None:
         """Do nothing, unless there is something to merge before a step."""
+
+    def after_step(self) -> None:
+        """Do nothing, unless there is something to exchange after a step."""
 
     def state(self) -> dict[str, Any]:
         """Return numbers and arrays with which `restore` continues the exchanges."""
@@ -247,15 +255,21 @@ class _Engine:
         """Continue exchanges from a state; an empty one is that of the beginning."""
 
 
+class _Together(_Engine):
+    """No exchanges between steps, because the steps have collectives."""
+
+    waits = True
+
+    def result(self, drop: bool, keep: bool) -> np.ndarray:
+        """Return the parameters, which are equal on all ranks."""
+        return self._of.pack()
+
+
 class _Averages(_Engine):
     """Averages over all ranks or those of a node, at step numbers that all ranks know."""
 
     waits = True
     _sent: tuple[int, int, str, np.ndarray] | None = None  # step, step to merge, group, message
-
-    def turns(self, loop: Loop) -> Iterator[int]:
-        """Yield the numbers of this rank's batches."""
-        yield from range(loop.first + self._of.rank, loop.first + loop.n_batches, self._of.n_ranks)
 
     def after_step(self) -> None:
         """Merge what was sent, and send the parameters, if it is time for either."""
@@ -457,7 +471,7 @@ class _Gossip(_Unsynchronized):
         return of.received
 
 
-ENGINES: dict[str, Any] = {"average": _Averages, "centre": _Centre, "gossip": _Gossip}
+ENGINES: dict[str, Any] = {"none": _Together, "average": _Averages, "centre": _Centre, "gossip": _Gossip}
 
 
 def _check_shape(value: Any, x: np.ndarray) -> None:

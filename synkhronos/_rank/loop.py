@@ -40,7 +40,8 @@ class Loops:
     row_views : RowViews
     transport : HostTransport
     runner : callable
-        ``runner(function, None)`` returns a callable that computes the outputs of a function.
+        ``runner(function, together)`` returns a callable that computes the outputs of a function, with its collectives
+        if it runs on all ranks ``together``.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Loops:
         row_views: RowViews,
         *,
         transport: HostTransport,
-        runner: Callable[[int, None], Callable[[list[Any]], list[Any]]],
+        runner: Callable[[int, bool], Callable[[list[Any]], list[Any]]],
     ) -> None:
         self.group, self.variables, self.segments, self.transport = group, variables, segments, transport
         self.rank, self.n_ranks = group.world.first + group.rank, group.world.n_ranks
@@ -68,7 +69,7 @@ class Loops:
             parameters = Parameters(self, loop.exchange)
             self._loops[loop.key] = parameters, ENGINES[parameters.rule.engine](parameters)
         of, engine = self._of(loop.key)
-        run, timeline = self._runner(loop.function, None), self.group.timeline
+        run, timeline = self._runner(loop.function, of.rule.engine == "none"), self.group.timeline
         if loop.mean_loss is not None:
             with of.named():
                 of.rule.on_epoch(loop.mean_loss, of.state)

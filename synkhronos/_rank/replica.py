@@ -112,7 +112,7 @@ class Replica:
             segments,
             self._row_views,
             transport=self._exchange.transport,
-            runner=self._caller.runner,
+            runner=self._caller.stepper,
         )
         self._n_failures = 0
         self._publisher = ResultPublisher(workspace, heap, group.rank, by_message=world.node > 0)
