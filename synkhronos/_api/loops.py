@@ -17,10 +17,12 @@ from synkhronos._api.collectives import broadcast
 from synkhronos._api.data_arrays import Data, data
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
-from synkhronos._api.run import Run, Saved
+from synkhronos._api.run import Run, Saved, Speed
 from synkhronos._api.variables import start
 from synkhronos._rank import MOST_BARRIERS, MOST_STEPS, Board, EndLoop, Exchange, Loop, Records, RestoreLoop, SaveLoop
 from synkhronos._session import Session, current
+from synkhronos._utils.display import Progress
+from synkhronos._utils.display import progress as show_progress
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind
 from synkhronos.errors import SessionError, SynkhronosError, WorkerRestarted
 from synkhronos.rules import BSP, Average, Rule
@@ -54,6 +56,7 @@ def loop(
     seed: int = 0,
     others: str = "local",
     resume: Mapping[str, Any] | None = None,
+    progress: bool = True,
 ) -> Run:
     """Train on all ranks: each rank makes steps of a function on batches of its own.
 
@@ -98,6 +101,8 @@ def loop(
         `synkhronos.extensions.checkpoint.load_run` returns. The loop continues from there: on as many ranks, with equal
         results. On another number of ranks, all start from the mean or the centre, and the records begin again.
         ``epochs`` and ``steps`` include those before.
+    progress : bool
+        Show a bar on a terminal or in a notebook, with the loss and the steps per second of each rank of this node.
 
     Returns
     -------
@@ -137,15 +142,14 @@ def loop(
         if not _steps_together(f, inputs, params):
             if resume is not None:
                 raise TypeError(f"resume got {f!r}; {_ONE_COMMAND}")
-            return _in_step(
-                session, f, inputs, params, size=size, plan=plan, schedule=schedule, on_epoch=on_epoch, seed=seed
-            )
+            options = {"size": size, "plan": plan, "schedule": schedule, "seed": seed, "progress": progress}
+            return _in_step(session, f, inputs, params, on_epoch=on_epoch, **options)
         rule, others = BSP(), "local"
     if not isinstance(rule, Rule):
         raise TypeError(f"rule is {rule!r}; expected a rule of synkhronos.rules")
     saved = None if resume is None else Saved(resume)
     options = {"size": size, "schedule": schedule or {}, "seed": seed, "others": others, "saved": saved}
-    return _Loop(session, f, inputs, params, rule, **options).run(plan, on_epoch)
+    return _Loop(session, f, inputs, params, rule, **options).run(plan, on_epoch, progress)
 
 
 def _steps_together(f: Any, inputs: Any, params: Sequence[Any]) -> bool:
@@ -208,6 +212,7 @@ def _in_step(
     schedule: Mapping[Any, Any] | None,
     on_epoch: Callable[[Run], Any] | None,
     seed: int,
+    progress: bool,
 ) -> Run:
     """Call a function for each step, with the rows of all ranks."""
     if callable(inputs):
@@ -226,7 +231,10 @@ def _in_step(
     n_rows = _length_of(inputs)
     run = Run(n_ranks, lambda: [var.get_value() for var in params], _refuse_state)
     in_epoch = math.ceil(n_rows / (size * n_ranks))
+    bar = contextlib.ExitStack()
     try:
+        n_steps = sum(plan.of_epoch(epoch, in_epoch) for epoch in range(plan.epochs or plan.steps or 0))
+        work = bar.enter_context(show_progress("training", n_steps)) if progress else Progress("training")
         while n_steps := plan.of_epoch(run.epoch, in_epoch):
             order = _shuffled(n_rows, n_steps * size * n_ranks, seed, run.epoch)
             for rows in order.reshape(n_steps, -1):
@@ -238,6 +246,7 @@ def _in_step(
                 values = outputs if isinstance(outputs, (list, tuple)) else [outputs]
                 row = [float(one) for one in values]
                 run._add([Records([row], 0, [], 0.0, 0, [])] * n_ranks)
+                work.done += 1
             run.epoch += 1
             if on_epoch is not None and on_epoch(run) is False:
                 break
@@ -245,6 +254,8 @@ def _in_step(
         if session.broken:
             raise
         run.interrupted = True
+    finally:
+        bar.close()
     run._values = [var.get_value() for var in params]
     return run
 
@@ -295,7 +306,8 @@ class _Loop:
         updated = _graph.updated_variables(session.replica.functions[self._function])
         rest = [var for var in updated if not any(var is one for one in variables)]
         self._others = [var for var in rest if _graph.is_tensor_variable(var) and np.dtype(var.dtype).kind == "f"]
-        self._saved_keys = session.keys([*variables, *rest])
+        self._changed = [*variables, *rest]
+        self._saved_keys = session.keys(self._changed)
         self._of_others = others
         self._about = {
             "rule": repr(rule),
@@ -343,7 +355,7 @@ class _Loop:
             start("loop", shared)
         self._shared = [(var, given[var]) for var in shared]
 
-    def run(self, plan: _Length, on_epoch: Callable[[Run], Any] | None) -> Run:
+    def run(self, plan: _Length, on_epoch: Callable[[Run], Any] | None, progress: bool) -> Run:
         session, n_ranks = self._session, self._session.n_ranks
         if self._n_rows is None and plan.steps is None:
             raise TypeError("got epochs for batches from a callable; expected steps")
@@ -355,10 +367,14 @@ class _Loop:
         self._about["steps_per_epoch"], self._last = in_epoch, in_epoch
         if self._saved is not None:
             self._saved.check_length(n_ranks, in_epoch, is_over=not plan.of_epoch(self._saved.about["epoch"], in_epoch))
+        bar = contextlib.ExitStack()
         try:
             with deferred_interrupts():
                 self._begin()
                 self._resume(run, in_epoch)
+            if progress:
+                n_steps = sum(plan.of_epoch(epoch, in_epoch) for epoch in range(n_epochs))
+                bar.enter_context(show_progress("training", n_steps * len(session.loops), Speed(session.loops).look))
             while n_steps := plan.of_epoch(run.epoch, in_epoch):
                 self._make_epoch(run, n_steps, in_epoch)
                 run.epoch, self._last = run.epoch + 1, n_steps
@@ -387,6 +403,8 @@ class _Loop:
                 raise
             if run._values is None:  # the loop had not begun
                 run._values = [np.array(_graph.host_array(var)) for var in self._variables]
+        finally:
+            bar.close()
         return run
 
     def _end(self, run: Run, drop: bool = False) -> None:
@@ -411,6 +429,7 @@ class _Loop:
     def _discard(self) -> None:
         """Have the ranks forget the loop, and free its memory."""
         self._is_open, self._board = False, None
+        self._session.replica_check.note_loop(self._changed, begins=False)
         kept, self._data, self._memory = [*self._data, self._memory], [], None
         with contextlib.suppress(SynkhronosError):  # the exception that has ended the loop says more
             if not self._session.broken:
@@ -440,6 +459,8 @@ class _Loop:
         )
         self._issue(np.zeros((0, self._size), np.int64), 0, 0, 0, 0, None)
         self._unanswered, self._is_open = None, True
+        if not self._together:
+            session.replica_check.note_loop(self._changed, begins=True)
 
     def _resume(self, run: Run, in_epoch: int) -> None:
         """Have the ranks continue from the saved state, if there is one."""

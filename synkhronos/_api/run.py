@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
@@ -13,6 +14,7 @@ from synkhronos._rank import Records
 from synkhronos.errors import SessionError
 
 _VERSION = 1  # of the arrays in a state
+_MOST_SHOWN = 8  # ranks in a progress bar
 _KINDS = ("meet", "send", "merge")  # of exchanges in `Run.order`
 
 
@@ -167,6 +169,35 @@ class Run:
             return loss
         last = [one[first:, 0] for one in self.outputs if one.shape[1]]
         return float(np.concatenate(last).mean()) if last else math.nan
+
+
+class Speed:
+    """Progress of the ranks of this node in a loop, for a progress bar.
+
+    Parameters
+    ----------
+    loops : int64 array of shape (n_ranks, 4)
+        See `StatusBoard.loops`.
+    """
+
+    def __init__(self, loops: np.ndarray) -> None:
+        self._loops = loops
+        self._steps, self._looked = loops[:, 1].copy(), time.monotonic()
+
+    def look(self) -> tuple[int, str]:
+        """Return the number of steps of all ranks, and their losses and steps per second since the last look."""
+        steps, now = self._loops[:, 1].copy(), time.monotonic()
+        speeds = (steps - self._steps) / max(now - self._looked, 1e-3)
+        self._steps, self._looked = steps, now
+        losses = self._loops[:, 3].copy().view(np.float64)
+        return int(steps.sum()), f"loss {_numbers(losses, '.3g')}, steps/s {_numbers(speeds, '.0f')}"
+
+
+def _numbers(values: np.ndarray, form: str) -> str:
+    """Return the values of few ranks, or the smallest and the largest one of many."""
+    if len(values) > _MOST_SHOWN:
+        return f"{values.min():{form}} to {values.max():{form}}"
+    return " ".join(f"{value:{form}}" for value in values)
 
 
 class Saved:

@@ -9,6 +9,7 @@ their batches from a common counter, so that a slow rank takes fewer.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable
@@ -19,6 +20,7 @@ import numpy as np
 from synkhronos import _graph
 from synkhronos._backends import to_host
 from synkhronos._memory import LOCK_BYTES, SharedLocks, aligned
+from synkhronos._processes import COLLECTIVES
 from synkhronos._rank.commands import Exchange, Loop
 from synkhronos._rank.messages import Records
 from synkhronos._utils.interrupts import interrupt_behind
@@ -116,6 +118,9 @@ class Parameters:
         self.rank, self.n_ranks = loops.rank, loops.n_ranks
         self.transport, self.check, self.check_processes = loops.transport, loops.check, loops.check_processes
         self.begin_wait = loops.group.deadline.begin
+        self.timeline, self.status = loops.group.timeline, loops.group.loops[loops.group.rank]
+        self.status[1:] = 0
+        self.status_loss = self.status[3:].view(np.float64)
         self.random = np.random.default_rng([exchange.seed, self.rank])
         self.n_steps = 0
         self.outputs: list[list[float]] = []
@@ -181,6 +186,7 @@ class Parameters:
     def exchanged(self, began: int, n_bytes: int) -> None:
         """Record an exchange."""
         self.n_exchanges += 1
+        self.status[2] += 1
         self.n_bytes += n_bytes
         self.waited += monotonic_ns() - began
 
@@ -227,6 +233,22 @@ class Parameters:
         self.average(arrays, group=group)
         for var, array in zip(self.others, arrays):
             _graph.copy_array(var, array)
+
+
+def _span(name: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    """Decorator of an engine's exchange, which shows it in traces."""
+
+    def decorated(exchange: Callable[[Any], None]) -> Callable[[Any], None]:
+        @functools.wraps(exchange)
+        def shown(engine: Any) -> None:
+            timeline = engine._of.timeline
+            with timeline.call(name):
+                timeline.switch(COLLECTIVES)
+                exchange(engine)
+
+        return shown
+
+    return decorated
 
 
 class _Engine:
@@ -300,6 +322,7 @@ class _Averages(_Engine):
             then, due = state["steps"].tolist()
             self._sent = then, due, str(state["group"]), state["sent"]
 
+    @_span("average")
     def _merge(self) -> None:
         of = self._of
         assert self._sent is not None
@@ -361,6 +384,7 @@ class _Centre(_Unsynchronized):
         if self._of.n_steps % self._of.rule.every == 0:
             self._meet()
 
+    @_span("centre")
     def _meet(self) -> None:
         of, board = self._of, self._board
         began, x = monotonic_ns(), of.pack()
@@ -421,9 +445,12 @@ class _Gossip(_Unsynchronized):
 
     def before_step(self) -> None:
         """Merge all messages that have come."""
+        if self._board.is_full[self._of.rank].any():
+            self._merge()
+
+    @_span("merge")
+    def _merge(self) -> None:
         of, board = self._of, self._board
-        if not board.is_full[of.rank].any():
-            return
         began, x = monotonic_ns(), of.pack()
         with board.locks.hold(1 + of.rank, of.check_processes):
             for sender in np.flatnonzero(board.is_full[of.rank]):
@@ -438,9 +465,12 @@ class _Gossip(_Unsynchronized):
 
     def after_step(self) -> None:
         """With some probability, send the parameters to another rank, unless its mailbox is full."""
+        if self._of.n_ranks > 1 and self._of.random.random() < self._of.rule.probability:
+            self._send()
+
+    @_span("send")
+    def _send(self) -> None:
         of, board = self._of, self._board
-        if of.n_ranks == 1 or of.random.random() >= of.rule.probability:
-            return
         to = int(of.random.integers(of.n_ranks - 1))
         to += to >= of.rank
         began = monotonic_ns()

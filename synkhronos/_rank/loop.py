@@ -77,7 +77,7 @@ class Loops:
         shared = [(self.variables[key], self.segments.view(ref)) for key, ref in loop.shared]
         undivided = deferred_interrupts if self._is_controller else contextlib.nullcontext
         turns = engine.turns(loop)
-        progress, own = self.group.progress, self.group.rank
+        status = of.status
         for turn, inputs in self._batches(loop, of, turns):
             self.group.deadline.begin()  # `timeout` limits the time of a step
             self.check()
@@ -91,7 +91,9 @@ class Loops:
                 outputs = run([*inputs, *(values[number % len(values), ...] for values in scheduled)])
                 of.outputs.append([float(to_host(one)) for one in outputs])
                 of.n_steps += 1
-                progress[own] = monotonic_ns()
+                status[0], status[1] = monotonic_ns(), of.n_steps
+                if of.outputs[-1]:
+                    of.status_loss[0] = of.outputs[-1][0]
                 timeline.switch(COLLECTIVES)
                 if not engine.waits:
                     with of.named():
@@ -147,6 +149,8 @@ class Loops:
 
     def end(self, command: EndLoop) -> tuple[list[Records], list[np.ndarray] | None] | None:
         """Complete the exchanges, and set the parameters to the result; return the records, and the result."""
+        if not command.keep:
+            self.group.loops[self.group.rank, 1:] = 0
         if command.discard:
             self._loops.pop(command.key, None)
             return None
