@@ -153,6 +153,33 @@ synk.close()
     assert out.splitlines() == ["True True True", "True {}", "True"], err
 
 
+@pytest.mark.parametrize(("options", "signals"), [("", 2), (", timeout=1.5", 1)])
+def test_ctrl_c_in_a_step_that_hangs(options, signals):
+    """The timeout limits the wait for the step, and a second Ctrl-C ends it."""
+    out, err = run_script(
+        f"""
+from synkhronos import rules
+synk.fork(2{options})
+w, x, fault = theano.shared(0.0, "w"), T.dvector("x"), theano.shared(0, "fault")
+f = synk.function([x], Fault()(x, fault).sum(), updates=[(w, w + 1)], mode="FAST_COMPILE")
+synk.distribute()
+synk.set_value(1, fault, LONG_SLEEP)
+for number in range({signals}):
+    threading.Timer(0.5 + number, os.kill, (os.getpid(), signal.SIGINT)).start()
+began = time.monotonic()
+try:
+    synk.loop(f, [np.zeros(100)], params=[w], batch_size=1, epochs=3, rule=rules.LocalSGD(every=2))
+except KeyboardInterrupt:
+    print(time.monotonic() - began < 15)
+try:
+    f(np.zeros(2))
+except synk.SessionError:
+    print("broken")
+"""
+    )
+    assert out.splitlines() == ["True", "broken"], err
+
+
 class Fails(rules.Average):
     """A rule that fails on one rank only, where the parameters have a certain value."""
 
