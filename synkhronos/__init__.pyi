@@ -33,7 +33,8 @@ from ._sharding.placements import Partial as Partial, Replicate as Replicate, Sh
 from ._sharding.propagate import register_sharding as register_sharding
 
 "Training loops"
-from ._api.loops import Run as Run, loop as loop
+from ._api.loops import loop as loop
+from ._api.run import Run as Run
 from . import rules as rules
 
 "Predictions"

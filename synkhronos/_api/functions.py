@@ -441,13 +441,31 @@ class Function:
         updated = map(_graph.is_tensor_variable, _graph.updated_variables(self._theano))
         return any(updated) and not self._collectives.any
 
-    def local(self, session: Session) -> tuple[int, Sequence[Any], Sequence[Any]]:
+    def steps_together(self) -> bool:
+        """Return whether ranks can make steps of the function in one command, with its collectives in each step.
+
+        Returns
+        -------
+        bool
+            Whether it has collectives, outputs that are scalars, and no inputs or variables of another kind than
+            `local` allows.
+        """
+        return self._collectives.any and self._is_simple()
+
+    def _is_simple(self) -> bool:
+        graph = self._graph
+        outputs = [var for var in graph.outputs if getattr(var, "ndim", 0)]
+        return not (outputs or graph.sliceable_shareds or graph.packed or any(graph.axes))
+
+    def local(self, session: Session, together: bool = False) -> tuple[int, Sequence[Any], Sequence[Any]]:
         """Distribute the function as a rank computes it alone, for `loop`.
 
         Parameters
         ----------
         session : Session
             The current session.
+        together : bool
+            Whether it may have collectives.
 
         Returns
         -------
@@ -463,8 +481,7 @@ class Function:
             variables, or is scattered along another axis than 0.
         """
         graph = self._graph
-        outputs = [var for var in graph.outputs if getattr(var, "ndim", 0)]
-        if self._collectives.any or outputs or graph.sliceable_shareds or graph.packed or any(graph.axes):
+        if not self._is_simple() or (self._collectives.any and not together):
             raise TypeError(
                 f"{self!r} cannot be used in a loop with a training rule; expected a function without collectives and "
                 "sliceable shared variables, with dense inputs scattered along axis 0, and with scalar outputs"

@@ -1,8 +1,9 @@
-"""Train on all ranks without a collective in every step: `loop`, and the `Run` that it returns."""
+"""Train on all ranks without a collective in every step: `loop`."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -16,9 +17,12 @@ from synkhronos._api.collectives import broadcast
 from synkhronos._api.data_arrays import Data, data
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
+from synkhronos._api.run import Run, Saved, Speed
 from synkhronos._api.variables import start
-from synkhronos._rank import MOST_BARRIERS, MOST_STEPS, Board, EndLoop, Exchange, Loop, Records
+from synkhronos._rank import MOST_BARRIERS, MOST_STEPS, Board, EndLoop, Exchange, Loop, Records, RestoreLoop, SaveLoop
 from synkhronos._session import Session, current
+from synkhronos._utils.display import Progress
+from synkhronos._utils.display import progress as show_progress
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind
 from synkhronos.errors import SessionError, SynkhronosError, WorkerRestarted
 from synkhronos.rules import BSP, Average, Rule
@@ -29,91 +33,13 @@ _LEAST_PIECE = 1 << 16  # bytes of the smallest pieces in which transports move 
 #: Treatments of variables that the function updates in addition to the parameters.
 _OF_OTHERS = ("local", "average", "reset")
 
+#: Combination of an output of all ranks, by its mode.
+_COMBINE: dict[Any, Callable[..., Any]] = {
+    "avg": np.mean, "sum": np.sum, "min": np.min, "max": np.max, "prod": np.prod
+}  # fmt: skip
 
-class Run:
-    """A training loop, as `loop` returns it and passes it to ``on_epoch``.
-
-    Attributes
-    ----------
-    epoch : int
-        Number of epochs that are complete.
-    outputs : list of float64 array of shape (number of steps, number of outputs)
-        The outputs of each rank's steps.
-    exchanges, bytes : list of int
-        The number of exchanges of each rank, and the bytes that it has sent in them.
-    waited : list of float
-        Seconds of each rank in exchanges, waits for other ranks included.
-    staleness : list of int
-        For each average, the number of steps since the parameters in it were sent.
-    order : list of tuple
-        ``(turn, rank, kind, step, other)`` of each exchange with a centre or by gossip, in the order of the turns:
-        ``"meet"``, ``"send"`` or ``"merge"``, the number of steps that the rank had made, and the other rank.
-    interrupted : bool
-        Whether Ctrl-C, or the exception of another signal handler, has ended the loop.
-
-    Examples
-    --------
-    >>> w, x = theano.shared(0.0, "w"), T.dvector("x")
-    >>> with synk.session(2):
-    ...     f = synk.function([x], w ** 2, updates=[(w, w + x.mean())])
-    ...     run = synk.loop(f, [[1.0, 1, 1, 1]], params=[w], batch_size=1, epochs=1, rule=synk.rules.LocalSGD(every=2))
-    >>> print(run.steps, run.exchanges, run.params[0])
-    [2, 2] [1, 1] 2.0
-    """
-
-    def __init__(self, n_ranks: int, look: Callable[[], list[np.ndarray]]) -> None:
-        self.epoch = 0
-        self.interrupted = False
-        self._outputs: list[list[np.ndarray]] = [[] for _ in range(n_ranks)]
-        self.exchanges, self.bytes = [0] * n_ranks, [0] * n_ranks
-        self.waited = [0.0] * n_ranks
-        self.staleness: list[int] = []
-        self.order: list[tuple[int, int, str, int, int]] = []
-        self._look = look  # returns the present mean or centre
-        self._values: list[np.ndarray] | None = None
-
-    def __repr__(self) -> str:
-        return f"<synkhronos.Run: {self.epoch} epochs, {self.steps} steps and {self.exchanges} exchanges on the ranks>"
-
-    @property
-    def outputs(self) -> list[np.ndarray]:
-        n_outputs = max([parts[0].shape[1] for parts in self._outputs if parts], default=0)
-        return [np.concatenate([np.zeros((0, n_outputs)), *parts]) for parts in self._outputs]
-
-    @property
-    def steps(self) -> list[int]:
-        """The number of steps of each rank."""
-        return [sum(map(len, parts)) for parts in self._outputs]
-
-    @property
-    def losses(self) -> np.ndarray:
-        """The first output of each step: its mean over the ranks, for as many steps as all ranks have made."""
-        outputs, n_steps = self.outputs, min(self.steps)
-        if not n_steps or not outputs[0].shape[1]:
-            return np.zeros(0)
-        return np.mean([one[:n_steps, 0] for one in outputs], axis=0)
-
-    @property
-    def params(self) -> list[np.ndarray]:
-        """The parameters: their mean over the ranks, or the centre. No rank changes by this in ``on_epoch``."""
-        return self._look() if self._values is None else self._values
-
-    def _add(self, records: Sequence[Records]) -> None:
-        """Add records of all ranks."""
-        for rank, one in enumerate(records):
-            if one.outputs:
-                self._outputs[rank].append(np.array(one.outputs, np.float64))
-            self.exchanges[rank] += one.n_exchanges
-            self.bytes[rank] += one.n_bytes
-            self.waited[rank] += one.waited
-            self.order += [(turn, rank, kind, step, other) for turn, kind, step, other in one.order]
-        self.order.sort()
-        self.staleness += records[0].ages
-
-    def _mean_loss(self, first: int) -> float:
-        """Return the mean of the first output over the steps of all ranks from step ``first`` on."""
-        last = [one[first:, 0] for one in self.outputs if one.shape[1]]
-        return float(np.concatenate(last).mean()) if last else math.nan
+_ONE_COMMAND = "expected a training rule, or params and a function of synkhronos.function with collectives"
+_NO_RESULT = "the loop failed, so that it has no result; the ranks have different parameters"
 
 
 def loop(
@@ -129,6 +55,8 @@ def loop(
     on_epoch: Callable[[Run], Any] | None = None,
     seed: int = 0,
     others: str = "local",
+    resume: Mapping[str, Any] | None = None,
+    progress: bool = True,
 ) -> Run:
     """Train on all ranks: each rank makes steps of a function on batches of its own.
 
@@ -151,9 +79,12 @@ def loop(
     params : list of shared variables
         The parameters that the rule combines, all of one dtype.
     epochs, steps : int
-        The number of epochs, or of steps of each rank. One of them must be given; ``steps`` for a callable.
+        The number of epochs, or of steps of each rank. One of them must be given. For a callable, ``steps``, or both:
+        then each epoch has this number of steps.
     rule : Rule, optional
-        The training rule. ``None`` or ``BSP()``: ``f`` is called for each step, with the rows of all ranks.
+        The training rule. ``None`` or ``BSP()``: all ranks make equal steps, with the rows of all. A function with
+        collectives in its graph runs in one command for each epoch, if ``params`` are given. Any other is called for
+        each step.
     schedule : dict, optional
         Values of the function's other inputs, and of shared variables, by input, variable or name: a constant, or a
         callable of the step's number, from 0.
@@ -165,6 +96,13 @@ def loop(
         Treatment of other variables of floating-point numbers that the function updates, such as those of an update
         rule. ``"local"``: exchanges do not change them. ``"average"`` and ``"reset"``: each exchange averages them, or
         resets them to their values at the start; with averages only. At the end of the loop, they are averaged.
+    resume : dict of arrays, optional
+        What `Run.state` returned in ``on_epoch`` of another loop with equal arguments, or what
+        `synkhronos.extensions.checkpoint.load_run` returns. The loop continues from there: on as many ranks, with equal
+        results. On another number of ranks, all start from the mean or the centre, and the records begin again.
+        ``epochs`` and ``steps`` include those before.
+    progress : bool
+        Show a bar on a terminal or in a notebook, with the loss and the steps per second of each rank of this node.
 
     Returns
     -------
@@ -196,18 +134,29 @@ def loop(
     session = current("loop")
     if session.sequencer.place:
         raise SessionError("loop cannot be called in a sequence; call it outside of the block")
-    if (epochs is None) == (steps is None):
+    if (epochs is None) == (steps is None) and not (callable(inputs) and steps):
         raise TypeError(f"got epochs={epochs} and steps={steps}; expected one of them")
     size = _positive("batch_size", batch_size)
     plan = _Length(_positive("epochs", epochs), _positive("steps", steps))
     if rule is None or isinstance(rule, BSP):
-        return _in_step(
-            session, f, inputs, params, size=size, plan=plan, schedule=schedule, on_epoch=on_epoch, seed=seed
-        )
+        if not _steps_together(f, inputs, params):
+            if resume is not None:
+                raise TypeError(f"resume got {f!r}; {_ONE_COMMAND}")
+            options = {"size": size, "plan": plan, "schedule": schedule, "seed": seed, "progress": progress}
+            return _in_step(session, f, inputs, params, on_epoch=on_epoch, **options)
+        rule, others = BSP(), "local"
     if not isinstance(rule, Rule):
         raise TypeError(f"rule is {rule!r}; expected a rule of synkhronos.rules")
-    options = {"size": size, "schedule": schedule or {}, "seed": seed, "others": others}
-    return _Loop(session, f, inputs, params, rule, **options).run(plan, on_epoch)
+    saved = None if resume is None else Saved(resume)
+    options = {"size": size, "schedule": schedule or {}, "seed": seed, "others": others, "saved": saved}
+    return _Loop(session, f, inputs, params, rule, **options).run(plan, on_epoch, progress)
+
+
+def _steps_together(f: Any, inputs: Any, params: Sequence[Any]) -> bool:
+    """Return whether the ranks can make steps with collectives in one command."""
+    if callable(inputs) or not params or isinstance(f, ExactFunction) or not isinstance(f, Function):
+        return False
+    return f.steps_together() and all(mode is None or mode in _COMBINE for mode in f.output_modes)
 
 
 def _positive(name: str, value: Any) -> Any:
@@ -248,6 +197,10 @@ def _values(given: Any, steps: range, dtype: Any) -> np.ndarray:
     return np.asarray([given(step) for step in steps] if callable(given) else [given], dtype)
 
 
+def _refuse_state() -> Any:
+    raise TypeError(f"run.state() got a loop that calls its function for each step; {_ONE_COMMAND}")
+
+
 def _in_step(
     session: Session,
     f: Any,
@@ -259,6 +212,7 @@ def _in_step(
     schedule: Mapping[Any, Any] | None,
     on_epoch: Callable[[Run], Any] | None,
     seed: int,
+    progress: bool,
 ) -> Run:
     """Call a function for each step, with the rows of all ranks."""
     if callable(inputs):
@@ -275,9 +229,12 @@ def _in_step(
     given = {key: one for key, one in given.items() if key not in shared}
     named = {key if isinstance(key, str) else key.name: value for key, value in given.items()}
     n_rows = _length_of(inputs)
-    run = Run(n_ranks, lambda: [var.get_value() for var in params])
+    run = Run(n_ranks, lambda: [var.get_value() for var in params], _refuse_state)
     in_epoch = math.ceil(n_rows / (size * n_ranks))
+    bar = contextlib.ExitStack()
     try:
+        n_steps = sum(plan.of_epoch(epoch, in_epoch) for epoch in range(plan.epochs or plan.steps or 0))
+        work = bar.enter_context(show_progress("training", n_steps)) if progress else Progress("training")
         while n_steps := plan.of_epoch(run.epoch, in_epoch):
             order = _shuffled(n_rows, n_steps * size * n_ranks, seed, run.epoch)
             for rows in order.reshape(n_steps, -1):
@@ -289,6 +246,7 @@ def _in_step(
                 values = outputs if isinstance(outputs, (list, tuple)) else [outputs]
                 row = [float(one) for one in values]
                 run._add([Records([row], 0, [], 0.0, 0, [])] * n_ranks)
+                work.done += 1
             run.epoch += 1
             if on_epoch is not None and on_epoch(run) is False:
                 break
@@ -296,6 +254,8 @@ def _in_step(
         if session.broken:
             raise
         run.interrupted = True
+    finally:
+        bar.close()
     run._values = [var.get_value() for var in params]
     return run
 
@@ -315,12 +275,13 @@ class _Loop:
         schedule: Mapping[Any, Any],
         seed: int,
         others: str,
+        saved: Saved | None,
     ) -> None:
         if isinstance(f, ExactFunction) or not isinstance(f, Function):
             raise TypeError(f"{rule!r} needs a function of synkhronos.function without exact=True; got {f!r}")
         if others not in _OF_OTHERS:
             raise ValueError(f"others is {others!r}; expected one of {_OF_OTHERS}")
-        if rule.engine != "average" and not session.is_on_one_node:
+        if rule.engine in ("centre", "gossip") and not session.is_on_one_node:
             raise ValueError(f"{rule!r} works on one node only, and this session spans several; use averages")
         if rule.engine != "average" and others != "local":
             raise ValueError(
@@ -334,20 +295,30 @@ class _Loop:
             raise TypeError(f"params have the dtypes {[var.dtype for var in variables]}; expected a single one")
         if np.dtype(variables[0].dtype).kind != "f":
             raise TypeError(f"params have the dtype {variables[0].dtype}; expected floating-point numbers")
-        self._function, self._scattered, rest = f.local(session)
+        self._together = isinstance(rule, BSP)
+        self._function, self._scattered, rest = f.local(session, together=self._together)
+        self._modes = f.output_modes
         self._batches = cloudpickle.dumps(inputs) if callable(inputs) else None
         self._data = [] if callable(inputs) else self._arrays(inputs)
         self._n_rows = None if callable(inputs) else _length_of(self._data)
         self._set_schedule(schedule, rest)
         self._rule, self._variables = rule, variables
-        self._others = [
-            var
-            for var in _graph.updated_variables(session.replica.functions[self._function])
-            if not any(var is one for one in variables)
-            and _graph.is_tensor_variable(var)
-            and np.dtype(var.dtype).kind == "f"
-        ]
+        updated = _graph.updated_variables(session.replica.functions[self._function])
+        rest = [var for var in updated if not any(var is one for one in variables)]
+        self._others = [var for var in rest if _graph.is_tensor_variable(var) and np.dtype(var.dtype).kind == "f"]
+        self._changed = [*variables, *rest]
+        self._saved_keys = session.keys(self._changed)
         self._of_others = others
+        self._about = {
+            "rule": repr(rule),
+            "others": others,
+            "seed": seed,
+            "params": [[var.dtype, list(_graph.get_array(var).shape)] for var in variables],
+            "updated": [str(getattr(var, "dtype", var.type)) for var in rest],
+        }
+        self._saved = saved
+        if saved is not None:
+            saved.check(**self._about)
         self._keys = session.keys([*variables, *self._others])
         self._memory: Data | None = None  # of the board
         self._board: Board | None = None
@@ -384,7 +355,7 @@ class _Loop:
             start("loop", shared)
         self._shared = [(var, given[var]) for var in shared]
 
-    def run(self, plan: _Length, on_epoch: Callable[[Run], Any] | None) -> Run:
+    def run(self, plan: _Length, on_epoch: Callable[[Run], Any] | None, progress: bool) -> Run:
         session, n_ranks = self._session, self._session.n_ranks
         if self._n_rows is None and plan.steps is None:
             raise TypeError("got epochs for batches from a callable; expected steps")
@@ -392,13 +363,21 @@ class _Loop:
         assert in_epoch is not None
         n_epochs = plan.epochs or math.ceil((plan.steps or 0) / in_epoch)
         self._rule = self._rule.plan(in_epoch, n_epochs)
-        run = Run(n_ranks, self._look)
+        run = Run(n_ranks, self._look, lambda: self._save(run))
+        self._about["steps_per_epoch"], self._last = in_epoch, in_epoch
+        if self._saved is not None:
+            self._saved.check_length(n_ranks, in_epoch, is_over=not plan.of_epoch(self._saved.about["epoch"], in_epoch))
+        bar = contextlib.ExitStack()
         try:
             with deferred_interrupts():
                 self._begin()
+                self._resume(run, in_epoch)
+            if progress:
+                n_steps = sum(plan.of_epoch(epoch, in_epoch) for epoch in range(n_epochs))
+                bar.enter_context(show_progress("training", n_steps * len(session.loops), Speed(session.loops).look))
             while n_steps := plan.of_epoch(run.epoch, in_epoch):
                 self._make_epoch(run, n_steps, in_epoch)
-                run.epoch += 1
+                run.epoch, self._last = run.epoch + 1, n_steps
                 try:
                     goes_on = on_epoch is None or on_epoch(run) is not False
                 except Exception as error:
@@ -424,6 +403,8 @@ class _Loop:
                 raise
             if run._values is None:  # the loop had not begun
                 run._values = [np.array(_graph.host_array(var)) for var in self._variables]
+        finally:
+            bar.close()
         return run
 
     def _end(self, run: Run, drop: bool = False) -> None:
@@ -435,10 +416,12 @@ class _Loop:
                 results = session.run(command)
                 of_ranks, nothing = [records for records, _ in results], Records([], 0, [], 0.0, 0, [])
                 for one in itertools.zip_longest(*of_ranks, fillvalue=nothing):
-                    run._add(one)
+                    run._add(self._combined(one))
                 run._values = session.private(results[session.master_rank][1])
                 if self._shared:
                     broadcast([var for var, _ in self._shared])
+                if self._together and drop:  # some ranks may have made one step less
+                    broadcast([*self._variables, *self._others])
                 session.replica_check.note_parts([*self._variables, *self._others], are_parts=False)
             finally:
                 self._discard()
@@ -446,6 +429,7 @@ class _Loop:
     def _discard(self) -> None:
         """Have the ranks forget the loop, and free its memory."""
         self._is_open, self._board = False, None
+        self._session.replica_check.note_loop(self._changed, begins=False)
         kept, self._data, self._memory = [*self._data, self._memory], [], None
         with contextlib.suppress(SynkhronosError):  # the exception that has ended the loop says more
             if not self._session.broken:
@@ -459,7 +443,7 @@ class _Loop:
         values = [np.asarray(_graph.host_array(var)).reshape(-1) for var in self._variables]
         x = np.concatenate(values)
         memory, engine = None, self._rule.engine
-        if engine != "average":
+        if engine in ("centre", "gossip"):
             n_bytes = Board.n_bytes(engine, session.n_ranks, len(x), x.dtype)
             self._memory = data(shape=(n_bytes,), dtype="uint8", ndim=1)
             self._board = Board(self._memory.data, engine, session.n_ranks, len(x), x.dtype)
@@ -468,13 +452,45 @@ class _Loop:
         self._exchange = Exchange(
             cloudpickle.dumps(self._rule),
             keys(self._variables),
-            keys(self._others),
+            () if self._together else keys(self._others),
             self._of_others,
             memory,
             self._seed,
         )
         self._issue(np.zeros((0, self._size), np.int64), 0, 0, 0, 0, None)
         self._unanswered, self._is_open = None, True
+        if not self._together:
+            session.replica_check.note_loop(self._changed, begins=True)
+
+    def _resume(self, run: Run, in_epoch: int) -> None:
+        """Have the ranks continue from the saved state, if there is one."""
+        session, saved, n_steps = self._session, self._saved, None
+        if saved is None:
+            return
+        run._restore(saved, same_ranks=saved.n_ranks == session.n_ranks)
+        if saved.n_ranks == session.n_ranks:
+            states = [saved.of_rank(rank) for rank in range(session.n_ranks)]
+        else:
+            states, n_steps = [saved.merged()], run.epoch * in_epoch
+        archives = []
+        for state in states:
+            file = io.BytesIO()
+            np.savez(file, **state)
+            archives.append(np.frombuffer(file.getbuffer(), np.uint8))
+        with session.lock:
+            refs = session.stage(archives) * (session.n_ranks if n_steps is not None else 1)
+            session.run(RestoreLoop(self._key, self._saved_keys, tuple(refs), n_steps))
+
+    def _save(self, run: Run) -> tuple[dict[str, Any], list[dict[str, np.ndarray]]]:
+        """Return facts about the loop, and the state of each rank."""
+        session = self._session
+        if not self._is_open:
+            raise SessionError(_NO_RESULT)
+        results = session.run(SaveLoop(self._key, self._saved_keys))
+        own = results[session.master_rank]
+        results[session.master_rank] = dict(zip(own, session.private(list(own.values()))))
+        facts = {"mean_loss": run._mean_loss(max(0, min(run.steps) - self._last)), "last_epoch": self._last}
+        return {**self._about, **facts}, results
 
     def _make_epoch(self, run: Run, n_steps: int, in_epoch: int) -> None:
         n_ranks, n_rows = self._session.n_ranks, self._n_rows
@@ -486,6 +502,7 @@ class _Loop:
         if run.epoch and isinstance(self._rule, Average) and type(self._rule).on_epoch is not Average.on_epoch:
             mean_loss = run._mean_loss(min(run.steps) - in_epoch)
         n_barriers = 64 + 2 * sum(_graph.get_array(var).nbytes for var in self._variables) // _LEAST_PIECE  # of a step
+        n_barriers *= 16 if self._together else 1  # the step may have other collectives
         most = max(1, min(MOST_STEPS, MOST_BARRIERS // n_barriers)) * n_ranks
         for first in range(0, n_batches, most):
             n_now = min(most, n_batches - first)
@@ -494,8 +511,22 @@ class _Loop:
             step = run.epoch * in_epoch + first // n_ranks
             records = self._issue(order, first, n_now, run.epoch, step, None if first else mean_loss)
             with deferred_interrupts():
-                run._add(records)
+                run._add(self._combined(records))
                 self._unanswered = None
+
+    def _combined(self, records: Sequence[Records]) -> Sequence[Records]:
+        """Return the records of steps with collectives, with the outputs that a call would return."""
+        own = records[self._session.master_rank]
+        if not self._together or not own.outputs:
+            return records
+        padded = [[*one.outputs, *own.outputs[len(one.outputs) :]][: len(own.outputs)] for one in records]
+        columns = np.array(padded).transpose(2, 0, 1)  # of outputs, ranks and steps
+        combined = [
+            column[self._session.master_rank] if mode is None else _COMBINE[mode](column, axis=0)
+            for column, mode in zip(columns, self._modes)
+        ]
+        rows = np.array(combined).reshape(len(combined), -1).T.tolist()
+        return [one._replace(outputs=rows) for one in records]
 
     def _issue(
         self, order: np.ndarray, first: int, n_batches: int, epoch: int, step: int, mean_loss: float | None
@@ -530,7 +561,7 @@ class _Loop:
     def _look(self) -> list[np.ndarray]:
         """Return the present mean of the parameters, or the centre."""
         if not self._is_open:
-            raise SessionError("the loop failed, so that it has no result; the ranks have different parameters")
+            raise SessionError(_NO_RESULT)
         results = self._session.run(EndLoop(self._key, self._keys, keep=True))
         return self._session.private(results[self._session.master_rank][1])
 

@@ -25,7 +25,18 @@ import numpy as np
 from synkhronos._memory import ArrayRef, Descriptor, FilePart, Segment, SegmentTable, find_part, open_part
 from synkhronos._native import native
 from synkhronos._processes import World
-from synkhronos._rank import Call, Command, InOrder, Load, Loop, Put, Source, TimeFunction, borrowed_row
+from synkhronos._rank import (
+    Call,
+    Command,
+    InOrder,
+    Load,
+    Loop,
+    Put,
+    RestoreLoop,
+    Source,
+    TimeFunction,
+    borrowed_row,
+)
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import Rows
 
@@ -263,6 +274,9 @@ class Shipping:
                 yield ref, 0, rows
             for ref in (*command.scheduled, *(ref for _, ref in command.shared)):
                 yield ref, 0, None
+        elif isinstance(command, RestoreLoop):
+            for rank in ranks:
+                yield command.states[rank], 0, None
         elif isinstance(command, Put):
             receiving = [rank for rank in ranks if command.ranks is None or rank in command.ranks]
             for i, source in enumerate(command.sources if receiving else ()):

@@ -250,8 +250,8 @@ class ProcessGroup:
     number : int
         Number of the last message that this process has sent or received. In a new worker, it is the number of the last
         message before its fork.
-    progress : int64 array of shape (n_ranks,)
-        When each rank has made its last step of a loop, by `time.monotonic_ns`. Ranks that make steps are in time.
+    loops : int64 array of shape (n_ranks, 4)
+        See `StatusBoard`. Ranks that make steps of a loop are in time.
     channel : FdChannel
         Channel that passes memory to and from the controller; only in a worker.
     ahead, is_lost, n_shipped
@@ -272,10 +272,10 @@ class ProcessGroup:
         self._board = StatusBoard(self.n_ranks, master_rank, self.world.first, self.world.n_ranks)
         spin = _SPIN_SECONDS if self.n_ranks <= count_cores() else 0.0
         self.sync = RankSync(self._board.words, self.n_ranks, master_rank, spin)
-        shared = Segment.create(24 * self.n_ranks)
+        shared = Segment.create(16 * self.n_ranks)
         shared.close_fd()
         self.timeline = Timeline(shared.array((2, self.n_ranks), np.int64), master_rank)
-        self.progress = shared.array((self.n_ranks,), np.int64, 16 * self.n_ranks)
+        self.loops = self._board.loops
         self.barrier = Barrier(self.sync, self.timeline, self.check)
         self.number = 0
         self._collected = 0  # number of the last message whose answers were collected
@@ -406,7 +406,7 @@ class ProcessGroup:
             raise WorkerDied(text, rank=rank, pid=process.pid, exitcode=process.exitcode)
         if self.deadline.is_over():
             silent = self.unanswered()
-            last = max([int(self.progress[rank]) for rank in silent], default=0)
+            last = max([int(self.loops[rank, 0]) for rank in silent], default=0)
             if self.deadline.seconds is not None and time.monotonic_ns() - last < self.deadline.seconds * 1e9:
                 return
             steps = self.sync.arrived

@@ -142,15 +142,16 @@ class Barrier:
 
 # -- status of a session, for `top`
 
-_MAGIC = int.from_bytes(b"synkrank", "little")
+_MAGIC = int.from_bytes(b"synkran2", "little")
 _HEAD = 5  # number of int64 before the pids: magic, n_ranks, master_rank, first, n_all
 _SEAT = 64  # bytes of each rank's slot in _native/sync.h; common data of the same size precedes the slots
+_OF_LOOP = 4  # number of int64 of each rank's training loop; see `StatusBoard.loops`
 _PARKED = 7  # index of `parked` in a slot, in units of int32
 
 
 def _words_at(n_ranks: int) -> int:
     """Return the offset in bytes of the counters, aligned to 64."""
-    return -(-8 * (_HEAD + n_ranks) // 64) * 64
+    return -(-8 * (_HEAD + (1 + _OF_LOOP) * n_ranks) // 64) * 64
 
 
 class StatusBoard:
@@ -171,6 +172,9 @@ class StatusBoard:
         Memory for the counters of `RankSync`.
     pids : int64 array of shape (n_ranks,)
         Process id of each rank.
+    loops : int64 array of shape (n_ranks, 4)
+        For each rank in a training loop: the time of its last step, by `time.monotonic_ns`, its number of steps and of
+        exchanges, and the bits of its last loss. All but the first are 0 outside of loops.
     close : callable
         Close the descriptor, so that other processes no longer find the session. It is also closed when the board is
         deleted.
@@ -179,8 +183,9 @@ class StatusBoard:
     def __init__(self, n_ranks: int, master_rank: int, first: int, n_all: int) -> None:
         segment = Segment.create(_words_at(n_ranks) + native.Sync.bytes_for(n_ranks))
         self.close = Descriptor(os.dup(segment.fileno())).close
-        numbers = segment.array((_HEAD + n_ranks,), np.int64)
-        self.pids = numbers[_HEAD:]
+        numbers = segment.array((_HEAD + (1 + _OF_LOOP) * n_ranks,), np.int64)
+        self.pids = numbers[_HEAD : _HEAD + n_ranks]
+        self.loops = numbers[_HEAD + n_ranks :].reshape(n_ranks, _OF_LOOP)
         self.pids[master_rank] = os.getpid()
         numbers[1:_HEAD] = n_ranks, master_rank, first, n_all
         numbers[0] = _MAGIC
@@ -217,6 +222,8 @@ class SessionStatus:
         self.n_ranks, self.master_rank, self.first, self.n_all = map(int, numbers[1:_HEAD])
         seats_at = _words_at(self.n_ranks) + _SEAT
         self._pids = np.frombuffer(memory, np.int64, self.n_ranks, 8 * _HEAD)
+        loops = np.frombuffer(memory, np.int64, _OF_LOOP * self.n_ranks, 8 * (_HEAD + self.n_ranks))
+        self._loops = loops.reshape(-1, _OF_LOOP)
         seats = np.frombuffer(memory, np.uint8, _SEAT * self.n_ranks, seats_at).reshape(-1, _SEAT)
         self._words, self._small = seats.view(np.int64), seats.view(np.int32)
 
@@ -226,7 +233,10 @@ class SessionStatus:
         return [int(pid) for pid in self._pids]
 
     def look(self) -> list[str]:
-        """Return the current activity of each rank, as text; it starts with "waits" if the rank does not compute."""
+        """Return the current activity of each rank, as text; it starts with "waits" if the rank does not compute.
+
+        In a training loop, the numbers of the rank's steps and exchanges follow.
+        """
         sent = self._words[self.master_rank, 0]
         answered, parked = self._words[:, 1], self._small[:, _PARKED] != 0
         idle = answered == sent
@@ -238,4 +248,8 @@ class SessionStatus:
             else:
                 waits = "waits for a command" if idle[rank] else "waits for ranks" if parked[rank] else ""
                 found.append(waits or "computes")
-        return found
+        return [what + _progress(*loop[1:3]) for what, loop in zip(found, self._loops.tolist())]
+
+
+def _progress(steps: int, exchanges: int) -> str:
+    return f", step {steps}, {exchanges} exchanges" if steps else ""

@@ -232,6 +232,14 @@ class Caller:
                 for cell, value in zip(cells, before):
                     cell[0] = value
 
+    def stepper(self, function: int, together: bool) -> Callable[[list[Any]], list[Any]]:
+        """Return a callable that computes all outputs of a function; ``together``: on all ranks, with equal weights."""
+        run, context = self.runner(function, None), self._context
+        if not together:
+            return run
+        weights = (1,) * context.n_ranks
+        return lambda values: context.execute(weights, lambda: run(values))
+
     def _prepare(self, command: Call) -> Callable[[], list[Any] | None]:
         """Return a callable that executes a command, any number of times."""
         is_absent = not (command.counts[self._rank] or command.all_compute or command.exact)

@@ -347,6 +347,28 @@ class EndLoop:
     discard: bool = False
 
 
+@_command(KEEPS_SHAPES)
+@dataclass(frozen=True)
+class SaveLoop:
+    """Return each rank's state of a loop, with the values of variables, as a dict of arrays."""
+
+    key: int
+    variables: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RestoreLoop:
+    """Continue a loop, which has made no steps yet, from states that `SaveLoop` returned.
+
+    In a session of another size than the saved one, each rank gets the same state, which lacks what only one had.
+    """
+
+    key: int
+    variables: tuple[int, ...]
+    states: tuple[ArrayRef, ...]  # of each rank: an archive as `numpy.savez` writes it
+    n_steps: int | None  # that a rank has made, in a session of another size
+
+
 @dataclass(frozen=True)
 class KeepValues:
     """Copy the values of variables on each rank, or, with `restore`, give them the values that were copied last."""
@@ -413,6 +435,8 @@ Command = Union[
     KeepValues,
     TimeFunction,
     TimeReduction,
+    SaveLoop,
+    RestoreLoop,
     InOrder,
 ]
 

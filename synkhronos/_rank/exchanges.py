@@ -9,7 +9,8 @@ their batches from a common counter, so that a slow rank takes fewer.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
@@ -20,6 +21,7 @@ from synkhronos import _graph
 from synkhronos._backends import to_host
 from synkhronos._collectives import Ticket
 from synkhronos._memory import LOCK_BYTES, SharedLocks, aligned
+from synkhronos._processes import COLLECTIVES
 from synkhronos._rank.commands import Exchange, Loop
 from synkhronos._rank.messages import Records
 from synkhronos._utils.interrupts import interrupt_behind
@@ -117,11 +119,15 @@ class Parameters:
         self.rank, self.n_ranks = loops.rank, loops.n_ranks
         self.transport, self.check, self.check_processes = loops.transport, loops.check, loops.check_processes
         self.begin_wait = loops.group.deadline.begin
+        self.timeline, self.status = loops.group.timeline, loops.group.loops[loops.group.rank]
+        self.status[1:] = 0
+        self.status_loss = self.status[3:].view(np.float64)
         self.random = np.random.default_rng([exchange.seed, self.rank])
         self.n_steps = 0
         self.outputs: list[list[float]] = []
         self.given: tuple[int, Records] | None = None  # the number of the last complete command, and its records
         self.items: Ahead | None = None  # batches of the program
+        self.epoch_of_items = 0
         self.n_exchanges, self.n_bytes, self.waited = 0, 0, 0
         self.ages: list[int] = []
         self.order: list[tuple[int, str, int, int]] = []
@@ -136,7 +142,8 @@ class Parameters:
         #: Equal on all ranks. If values are rounded on their way between nodes, differences from it are sent.
         self.reference = self.x.copy() if loops.group.world.wire_dtype and dtype == np.float32 else None
         with self.named():
-            self.state = self.rule.begin(self.x.copy(), self.n_ranks) if self.rule.engine != "gossip" else {}
+            has_state = self.rule.engine in ("average", "centre")
+            self.state = self.rule.begin(self.x.copy(), self.n_ranks) if has_state else {}
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
@@ -180,6 +187,7 @@ class Parameters:
     def exchanged(self, began: int, n_bytes: int) -> None:
         """Record an exchange."""
         self.n_exchanges += 1
+        self.status[2] += 1
         self.n_bytes += n_bytes
         self.waited += monotonic_ns() - began
 
@@ -249,6 +257,22 @@ class Parameters:
             _graph.copy_array(var, array)
 
 
+def _span(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator of an engine's exchange, which shows it in traces."""
+
+    def decorated(exchange: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(exchange)
+        def shown(engine: Any, *arguments: Any) -> None:
+            timeline = engine._of.timeline
+            with timeline.call(name):
+                timeline.switch(COLLECTIVES)
+                exchange(engine, *arguments)
+
+        return shown
+
+    return decorated
+
+
 class _Engine:
     """Exchanges of one rank."""
 
@@ -257,8 +281,32 @@ class _Engine:
     def __init__(self, of: Parameters) -> None:
         self._of = of
 
+    def turns(self, loop: Loop) -> Iterator[int]:
+        """Yield the numbers of this rank's batches."""
+        yield from range(loop.first + self._of.rank, loop.first + loop.n_batches, self._of.n_ranks)
+
     def before_step(self) -> None:
         """Do nothing, unless there is something to merge before a step."""
+
+    def after_step(self) -> None:
+        """Do nothing, unless there is something to exchange after a step."""
+
+    def state(self) -> dict[str, Any]:
+        """Return numbers and arrays with which `restore` continues the exchanges."""
+        return {}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue exchanges from a state; an empty one is that of the beginning."""
+
+
+class _Together(_Engine):
+    """No exchanges between steps, because the steps have collectives."""
+
+    waits = True
+
+    def result(self, drop: bool, keep: bool) -> np.ndarray:
+        """Return the parameters, which are equal on all ranks."""
+        return self._of.pack()
 
 
 class Message(NamedTuple):
@@ -334,6 +382,18 @@ class _Averages(_Engine):
         if step >= self._sent.due:
             self._merge(self._sent)
 
+    def state(self) -> dict[str, Any]:
+        """Return the message that was sent and not yet merged."""
+        sent = self._sent
+        return {} if sent is None else {"sent": sent.values, "steps": [sent.step, sent.due], "group": sent.group}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Send the message again."""
+        if "sent" in state:
+            step, due = state["steps"].tolist()
+            self._sent = Message(step, due, str(state["group"]), state["sent"])
+
+    @_span("average")
     def _merge(self, message: Message) -> None:
         of, began = self._of, monotonic_ns()
         age = of.n_steps - message.step
@@ -369,6 +429,15 @@ class _Unsynchronized(_Engine):
         while (turn := board.count(0, self._of.check)) < stop:
             yield turn
 
+    def state(self) -> dict[str, Any]:
+        """Return the number of exchanges of all ranks."""
+        return {"turns": self._board.counters[1]}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue the number of exchanges."""
+        if "turns" in state and not self._of.rank:
+            self._board.counters[1] = state["turns"]
+
     def _note(self, kind: str, other: int) -> None:
         """Record an exchange, of which the locks are held."""
         of = self._of
@@ -385,6 +454,7 @@ class _Centre(_Unsynchronized):
         if self._of.n_steps % self._of.rule.every == 0:
             self._meet()
 
+    @_span("centre")
     def _meet(self) -> None:
         of, board = self._of, self._board
         began, x = monotonic_ns(), of.pack()
@@ -401,6 +471,17 @@ class _Centre(_Unsynchronized):
         self._met = of.n_steps
         of.exchanged(began, x.nbytes)
 
+    def state(self) -> dict[str, Any]:
+        """Return the centre, on the first rank, and the step of this rank's last exchange."""
+        return {**super().state(), "met": self._met, **({} if self._of.rank else {"centre": self._board.centre})}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Set the centre, which otherwise has the parameters of the beginning."""
+        super().restore(state)
+        self._met = int(state.get("met", self._of.n_steps))
+        if not self._of.rank:
+            self._board.centre[:] = state.get("centre", self._of.x)
+
     def result(self, drop: bool, keep: bool) -> np.ndarray:
         """Exchange with the centre if there were steps since the last exchange, and return the centre."""
         if not keep and self._of.n_steps > self._met:
@@ -416,11 +497,30 @@ class _Gossip(_Unsynchronized):
         super().__init__(of)
         self._weight = 1.0 / of.n_ranks
 
+    def state(self) -> dict[str, Any]:
+        """Return the weight of this rank, and the messages to it that it has not merged."""
+        board, own = self._board, self._of.rank
+        senders = np.flatnonzero(board.is_full[own])
+        sent = {"senders": senders, "weights": board.weights[own, senders], "messages": board.messages[own, senders]}
+        return {**super().state(), "weight": self._weight, **sent}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Set the weight, and put the messages back into the mailboxes."""
+        super().restore(state)
+        if "weight" in state:
+            board, own, senders = self._board, self._of.rank, state["senders"]
+            self._weight = float(state["weight"])
+            board.weights[own, senders], board.messages[own, senders] = state["weights"], state["messages"]
+            board.is_full[own, senders] = 1
+
     def before_step(self) -> None:
         """Merge all messages that have come."""
+        if self._board.is_full[self._of.rank].any():
+            self._merge()
+
+    @_span("merge")
+    def _merge(self) -> None:
         of, board = self._of, self._board
-        if not board.is_full[of.rank].any():
-            return
         began, x = monotonic_ns(), of.pack()
         with board.locks.hold(1 + of.rank, of.check_processes):
             for sender in np.flatnonzero(board.is_full[of.rank]):
@@ -435,9 +535,12 @@ class _Gossip(_Unsynchronized):
 
     def after_step(self) -> None:
         """With some probability, send the parameters to another rank, unless its mailbox is full."""
+        if self._of.n_ranks > 1 and self._of.random.random() < self._of.rule.probability:
+            self._send()
+
+    @_span("send")
+    def _send(self) -> None:
         of, board = self._of, self._board
-        if of.n_ranks == 1 or of.random.random() >= of.rule.probability:
-            return
         to = int(of.random.integers(of.n_ranks - 1))
         to += to >= of.rank
         began = monotonic_ns()
@@ -468,7 +571,7 @@ class _Gossip(_Unsynchronized):
         return of.received
 
 
-ENGINES: dict[str, Any] = {"average": _Averages, "centre": _Centre, "gossip": _Gossip}
+ENGINES: dict[str, Any] = {"none": _Together, "average": _Averages, "centre": _Centre, "gossip": _Gossip}
 
 
 def _check_shape(value: Any, x: np.ndarray) -> None:

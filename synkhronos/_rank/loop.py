@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 from collections.abc import Iterable, Iterator
 from time import monotonic_ns
 from typing import Any, Callable
@@ -15,7 +17,7 @@ from synkhronos._backends import to_host
 from synkhronos._collectives import HostTransport
 from synkhronos._memory import SegmentTable
 from synkhronos._processes import COLLECTIVES, FUNCTION, POLL, SHUFFLE, ProcessGroup
-from synkhronos._rank.commands import EndLoop, Loop, Source
+from synkhronos._rank.commands import EndLoop, Loop, RestoreLoop, SaveLoop, Source
 from synkhronos._rank.exchanges import ENGINES, Parameters
 from synkhronos._rank.messages import Records
 from synkhronos._rank.results import RowViews
@@ -38,7 +40,8 @@ class Loops:
     row_views : RowViews
     transport : HostTransport
     runner : callable
-        ``runner(function, None)`` returns a callable that computes the outputs of a function.
+        ``runner(function, together)`` returns a callable that computes the outputs of a function, with its collectives
+        if it runs on all ranks ``together``.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Loops:
         row_views: RowViews,
         *,
         transport: HostTransport,
-        runner: Callable[[int, None], Callable[[list[Any]], list[Any]]],
+        runner: Callable[[int, bool], Callable[[list[Any]], list[Any]]],
     ) -> None:
         self.group, self.variables, self.segments, self.transport = group, variables, segments, transport
         self.rank, self.n_ranks = group.world.first + group.rank, group.world.n_ranks
@@ -66,7 +69,7 @@ class Loops:
             parameters = Parameters(self, loop.exchange)
             self._loops[loop.key] = parameters, ENGINES[parameters.rule.engine](parameters)
         of, engine = self._of(loop.key)
-        run, timeline = self._runner(loop.function, None), self.group.timeline
+        run, timeline = self._runner(loop.function, of.rule.engine == "none"), self.group.timeline
         if loop.mean_loss is not None:
             with of.named():
                 of.rule.on_epoch(loop.mean_loss, of.state)
@@ -74,7 +77,7 @@ class Loops:
         shared = [(self.variables[key], self.segments.view(ref)) for key, ref in loop.shared]
         undivided = deferred_interrupts if self._is_controller else contextlib.nullcontext
         turns = engine.turns(loop)
-        progress, own = self.group.progress, self.group.rank
+        status = of.status
         for turn, inputs in self._batches(loop, of, turns):
             self.group.deadline.begin()  # `timeout` limits the time of a step
             self.check()
@@ -88,7 +91,9 @@ class Loops:
                 outputs = run([*inputs, *(values[number % len(values), ...] for values in scheduled)])
                 of.outputs.append([float(to_host(one)) for one in outputs])
                 of.n_steps += 1
-                progress[own] = monotonic_ns()
+                status[0], status[1] = monotonic_ns(), of.n_steps
+                if of.outputs[-1]:
+                    of.status_loss[0] = of.outputs[-1][0]
                 timeline.switch(COLLECTIVES)
                 if not engine.waits:
                     with of.named():
@@ -119,7 +124,8 @@ class Loops:
             for turn in turns:
                 yield turn, self._rows(loop, turn)
             return
-        if of.items is None:
+        if of.items is None or of.epoch_of_items != loop.epoch:
+            of.epoch_of_items = loop.epoch
             random = np.random.default_rng([loop.exchange.seed, loop.epoch, self.rank])
             make = cloudpickle.loads(loop.batches)
             of.items = Ahead(make(self.rank, self.n_ranks, loop.epoch, random), self._check_own)
@@ -143,6 +149,8 @@ class Loops:
 
     def end(self, command: EndLoop) -> tuple[list[Records], list[np.ndarray] | None] | None:
         """Complete the exchanges, and set the parameters to the result; return the records, and the result."""
+        if not command.keep:
+            self.group.loops[self.group.rank, 1:] = 0
         if command.discard:
             self._loops.pop(command.key, None)
             return None
@@ -159,6 +167,80 @@ class Loops:
         self.transport.barrier()
         lost = [of.given[1]] if of.given is not None and of.given[0] == command.unanswered else []
         return [*lost, of.take_records()], values
+
+    def save(self, command: SaveLoop) -> dict[str, np.ndarray]:
+        """Return the state of a loop on this rank, as arrays that can be saved without pickling."""
+        of, engine = self._of(command.key)
+        state: dict[str, Any] = {"n_steps": of.n_steps, "random": _random_text(of.random)}
+        for number, key in enumerate(command.variables):
+            var = self.variables[key]
+            value = _graph.get_array(var)
+            if _graph.is_tensor_variable(var):
+                state[f"variables/{number}"] = to_host(value)
+            else:
+                state[f"random/{number}"] = _random_text(value, var)
+        state.update({f"first/{number}": value for number, value in enumerate(of.first_others)})
+        state.update({f"rule/{name}": value for name, value in of.state.items()})
+        state.update({f"engine/{name}": value for name, value in engine.state().items()})
+        if of.reference is not None:
+            state["reference"] = of.reference
+        arrays = {name: np.array(value) for name, value in state.items()}
+        for name, value in arrays.items():
+            if value.dtype.hasobject:
+                raise TypeError(f"{name} of {of.rule!r} is {state[name]!r}; expected a number or an array, to be saved")
+        return arrays
+
+    def restore(self, command: RestoreLoop) -> None:
+        """Continue a loop from a state."""
+        of, engine = self._of(command.key)
+        contents = self.segments.view(command.states[self.rank]).tobytes()
+        with np.load(io.BytesIO(contents), allow_pickle=False) as archive:
+            state = dict(archive)
+        of.n_steps = int(state["n_steps"]) if command.n_steps is None else command.n_steps
+        for number, key in enumerate(command.variables):
+            if f"variables/{number}" in state:
+                _graph.copy_array(self.variables[key], state[f"variables/{number}"])
+            elif f"random/{number}" in state:
+                _set_random(_graph.get_array(self.variables[key]), state[f"random/{number}"])
+        of.first_others = [state[f"first/{number}"] for number in range(len(of.first_others))]
+        x = of.pack()
+        if of.reference is not None:
+            of.reference[:] = state.get("reference", x)
+        if "random" in state:
+            _set_random(of.random, state["random"])
+        if of.rule.engine == "average" or command.n_steps is None:
+            saved = {name: value if value.ndim else value.item() for name, value in _within("rule", state).items()}
+            with of.named():
+                resumes = of.rule.engine == "average"
+                of.state = of.rule.resume(saved, x.copy(), self.n_ranks, of.n_steps) if resumes else saved
+        elif of.rule.engine == "centre":
+            of.state = of.rule.begin(x.copy(), self.n_ranks)
+        engine.restore(_within("engine", state))
+
+
+def _within(name: str, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays below a name."""
+    return {key[len(name) + 1 :]: value for key, value in state.items() if key.startswith(f"{name}/")}
+
+
+def _random_text(value: Any, var: Any = None) -> str:
+    """Return the state of a random generator of NumPy as JSON."""
+    if isinstance(value, np.random.RandomState):
+        state: Any = value.get_state(legacy=False)
+    elif isinstance(value, np.random.Generator):
+        state = value.bit_generator.state
+    else:
+        raise TypeError(f"{var} is {type(value).__name__}; expected an array or a random state, to be saved")
+    return json.dumps(state, default=np.ndarray.tolist)
+
+
+def _set_random(value: Any, text: np.ndarray) -> None:
+    """Set the state of a random generator of NumPy."""
+    state = json.loads(str(text))
+    if isinstance(value, np.random.RandomState):
+        value.set_state(state)
+    else:
+        value.bit_generator.state = state
 
 
 class Ahead:

@@ -41,6 +41,8 @@ from synkhronos._rank.commands import (
     Load,
     Loop,
     Record,
+    RestoreLoop,
+    SaveLoop,
     Shapes,
     TimeFunction,
     join_reductions,
@@ -114,7 +116,7 @@ class Replica:
             segments,
             self._row_views,
             transport=self._exchange.transport,
-            runner=self._caller.runner,
+            runner=self._caller.stepper,
         )
         self.restore = self._exchange.restore
         self._n_failures = 0
@@ -130,6 +132,8 @@ class Replica:
             Loop: self._loops.run,
             EndLoop: self._loops.end,
             TimeFunction: self._caller.time_function,
+            SaveLoop: self._loops.save,
+            RestoreLoop: self._loops.restore,
             InOrder: self._in_order,
             **self._exchange.handlers,
         }

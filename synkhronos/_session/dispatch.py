@@ -34,7 +34,6 @@ from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
 _INTERRUPT_SECONDS = 0.7  # time for the ranks to reply after the controller was interrupted
-_STEP_SECONDS = 60.0  # the same in a loop, which ends between two steps
 _MAX_RESTARTS = 3  # in a row, without a successful one
 _FRAMES = 150  # upper limit of the stack frames that `Dispatcher.issue` needs, including errors and logging
 
@@ -296,10 +295,14 @@ class Dispatcher:
             raise second
 
     def _settled(self, command: Command | None) -> bool:
-        """Wait shortly for the ranks to abort or finish their command; return whether the session is usable again."""
+        """Wait shortly for the ranks to abort or finish their command; return whether the session is usable again.
+
+        In a loop, each rank completes its step, which may take as long as the timeout; a second Ctrl-C ends this wait.
+        """
+        if isinstance(command, (Loop, EndLoop, TimeFunction)) and not self._group.settle(self._timeout):
+            return False
         with deferred_interrupts():
-            seconds = _STEP_SECONDS if isinstance(command, (Loop, EndLoop, TimeFunction)) else _INTERRUPT_SECONDS
-            if not self._group.settle(seconds) or self._group.dead():
+            if not self._group.settle(_INTERRUPT_SECONDS) or self._group.dead():
                 return False
             self._group.sync.reset()
             outcome = self.finish_step(command)

@@ -285,8 +285,8 @@ class StaleReplicas:
 class ReplicaCheck:
     """Tracks which shared variables should be equal on all ranks, and compares them.
 
-    Variables that differ on purpose are left out: random states, sliceable shared variables, and variables that were
-    scattered.
+    Variables that differ on purpose are left out: random states, sliceable shared variables, variables that were
+    scattered, and those that a training loop changes on each rank.
 
     Parameters
     ----------
@@ -316,6 +316,7 @@ class ReplicaCheck:
         self._has_noted = False  # whether a set below was ever filled; faster than asking if a `WeakSet` is empty
         self._data: Any = weakref.WeakSet()  # their containers
         self._parts: Any = weakref.WeakSet()
+        self._in_loops: Any = weakref.WeakSet()
         self._warned: Any = weakref.WeakSet()
 
     def note_data(self, variables: Sequence[Any]) -> None:
@@ -323,6 +324,11 @@ class ReplicaCheck:
         for var in variables:
             self._has_noted = True
             self._data.add(var.container)
+
+    def note_loop(self, variables: Sequence[Any], begins: bool) -> None:
+        """Record that a training loop begins or ends, in which variables differ between ranks."""
+        for var in variables:
+            (self._in_loops.add if begins else self._in_loops.discard)(var.container)
 
     def is_data(self, var: Any) -> bool:
         """Return whether a variable holds data, of which each rank may have its own rows."""
@@ -356,6 +362,7 @@ class ReplicaCheck:
             and not is_random_state(var)
             and var.container not in self._parts
             and var.container not in self._data
+            and var.container not in self._in_loops
         ]
 
     def compare(self, variables: Sequence[Any]) -> dict[Any, float]:

@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import Any, ClassVar, TypeVar
+from typing import Any, Callable, ClassVar, TypeVar
 from weakref import WeakSet
 
 from synkhronos._utils.interrupts import Background, deferred_interrupts
@@ -88,6 +88,9 @@ class Progress:
         Name of the work.
     total : int
         Number of parts of the work; 0: unknown.
+    look : callable, optional
+        ``look()`` returns the number of finished parts, and a text to show; else the code that does the work updates
+        `done`.
 
     Attributes
     ----------
@@ -95,8 +98,9 @@ class Progress:
         Number of finished parts. The code that does the work updates it.
     """
 
-    def __init__(self, title: str, total: int = 0) -> None:
+    def __init__(self, title: str, total: int = 0, look: Callable[[], tuple[int, str]] | None = None) -> None:
         self.done = 0
+        self._look = look
         self._title, self._total = title, total
         self._over = threading.Lock()  # locked until the work has ended
         self._over.acquire()
@@ -105,6 +109,9 @@ class Progress:
         """Show a bar after `DELAY` seconds, update it, and remove it when the work has ended; runs in a thread."""
         with _bar(self._title, self._total, delay=DELAY, mininterval=_STEP, miniters=0) as bar:
             while not self._over.acquire(timeout=_STEP):
+                if self._look is not None:
+                    self.done, text = self._look()
+                    bar.set_postfix_str(text, refresh=False)
                 bar.update(self.done - bar.n)
 
     def end(self) -> None:
@@ -113,9 +120,9 @@ class Progress:
 
 
 @contextlib.contextmanager
-def progress(title: str, total: int = 0) -> Iterator[Progress]:
+def progress(title: str, total: int = 0, look: Callable[[], tuple[int, str]] | None = None) -> Iterator[Progress]:
     """Show a bar while the block runs, if it takes longer than `DELAY`; the block may update `Progress.done`."""
-    work = Progress(title, total)
+    work = Progress(title, total, look)
     if getattr(_working, "is_shown", False) or not _is_watched():
         yield work
         return
@@ -154,7 +161,7 @@ def counted(title: str, parts: Sequence[T]) -> Iterator[Iterator[T]]:
 
 def _bar(title: str, total: int, **options: Any) -> Any:
     """Return a new progress bar."""
-    form = "{l_bar}{bar}| {n_fmt} of {total_fmt} [{elapsed}<{remaining}]" if total > 1 else "{desc}: {elapsed}"
+    form = "{l_bar}{bar}| {n_fmt} of {total_fmt} [{elapsed}<{remaining}{postfix}]" if total > 1 else "{desc}: {elapsed}"
     width = shutil.get_terminal_size().columns  # tqdm would show nothing where the terminal's width is unknown
     return _kind_of_bar()(
         desc=f"synkhronos: {title}", total=total or None, leave=False, bar_format=form, ncols=width, **options

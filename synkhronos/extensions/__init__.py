@@ -3,7 +3,7 @@
 ``updates``     update rules of gradient descent, each split into a gradient part and a parameter part
 ``train``       training steps on all ranks, which combine the two parts
 ``schedules``   linear scaling and warm-up of learning rates
-``checkpoint``  save and load every rank's values of shared variables
+``checkpoint``  save and load every rank's values of shared variables, and training loops
 ``pymc``        PyMC models, sharded by the rows of their data
 """
 

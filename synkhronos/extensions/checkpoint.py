@@ -1,8 +1,9 @@
-"""Save every rank's values of shared variables to a checkpoint file, and load them.
+"""Save every rank's values of shared variables, or a training loop, to a checkpoint file, and load them.
 
-The file is a NumPy ``.npz`` archive with one array for each variable and rank, named ``<position>/<rank>``. Nothing in
-it is pickled. It is written under another name, flushed to the disk, and then renamed. So whenever the process ends,
-the path holds either the complete old checkpoint or the complete new one.
+The file is a NumPy ``.npz`` archive with one array for each variable and rank, named ``<position>/<rank>``, or with the
+arrays that `synkhronos.Run.state` returns. Nothing in it is pickled. It is written under another name, flushed to the
+disk, and then renamed. So whenever the process ends, the path holds either the complete old checkpoint or the complete
+new one.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import math
 import os
 import stat
 import zipfile
-from collections.abc import Sequence
-from typing import Any, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Union
 
 import numpy as np
 from numpy.lib import format as npy
@@ -23,7 +24,7 @@ from numpy.lib import format as npy
 import synkhronos as synk
 from synkhronos._utils.interrupts import deferred_interrupts, let_interrupts_pass
 
-__all__ = ["load", "save"]
+__all__ = ["load", "load_run", "save", "save_run"]
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -62,6 +63,76 @@ def save(path: Path, shared_vars: Any) -> None:
     for rank in range(_count_ranks(variables)):
         for position, value in enumerate(synk.get_value(rank, variables)):
             arrays[f"{position}/{rank}"] = value
+    _write(path, arrays, _comment(len(variables), len(arrays)))
+
+
+def save_run(path: Path, run: synk.Run) -> None:
+    """Save a training loop to a file, from which `synkhronos.loop` continues; call this in ``on_epoch``.
+
+    Parameters
+    ----------
+    path : str or path
+        The file. An existing file is replaced atomically, as by `save`.
+    run : Run
+        What ``on_epoch`` got.
+
+    Raises
+    ------
+    OSError
+        As in `save`.
+    TypeError, SessionError
+        As in `synkhronos.Run.state`.
+
+    Examples
+    --------
+    >>> w, x = theano.shared(0.0, "w"), T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], w ** 2, updates=[(w, w + x.mean())])
+    ...     options = {"params": [w], "batch_size": 1, "rule": synk.rules.LocalSGD(every=2)}
+    ...     save = lambda run: checkpoint.save_run("run.npz", run)
+    ...     run = synk.loop(f, [np.ones(4)], epochs=2, on_epoch=save, **options)
+    ...     run = synk.loop(f, [np.ones(4)], epochs=5, resume=checkpoint.load_run("run.npz"), **options)
+    >>> print(run.steps, run.params[0])
+    [10, 10] 10.0
+    """
+    state = run.state()
+    _write(path, state, _comment_of_run(len(state)))
+
+
+def load_run(path: Path) -> dict[str, np.ndarray]:
+    """Load a training loop that `save_run` saved.
+
+    Parameters
+    ----------
+    path : str or path
+        The file.
+
+    Returns
+    -------
+    dict of str to numpy.ndarray
+        The value of ``resume`` for `synkhronos.loop`, which checks that it belongs to such a loop.
+
+    Raises
+    ------
+    OSError
+        If the file does not exist or cannot be read.
+    ValueError
+        If the file is damaged, or not one of `save_run`. The message names the file and the reason.
+
+    Examples
+    --------
+    >>> state = checkpoint.load_run("run.npz")  # doctest: +SKIP
+    """
+
+    def check(arrays: Mapping[str, np.ndarray], comment: bytes) -> None:
+        if comment != _comment_of_run(len(arrays)) or "about" not in arrays:
+            raise ValueError(f"it holds {len(arrays)} arrays, and is not the complete state of a training loop")
+
+    return {name: value.copy() for name, value in _read_archive(path, check).items()}
+
+
+def _write(path: Path, arrays: Mapping[str, np.ndarray], comment: bytes) -> None:
+    """Write an archive of arrays to a file, in place of an existing one, atomically."""
     target = os.fsdecode(path)
     partial = f"{target}.partial"
     with contextlib.suppress(FileNotFoundError):
@@ -72,7 +143,7 @@ def save(path: Path, shared_vars: Any) -> None:
             made.append(open(partial, "xb"))  # noqa: SIM115 - it is closed in any case
         with made[0] as file:
             with zipfile.ZipFile(file, "w") as archive:
-                archive.comment = _comment(len(variables), len(arrays))
+                archive.comment = comment
                 for name, value in arrays.items():
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                         npy.write_array(member, value, allow_pickle=False)
@@ -165,6 +236,21 @@ def load(path: Path, shared_vars: Any) -> None:
 
 def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
     """Return all arrays of a checkpoint, by (position, rank), and the number of ranks."""
+    counts = [0, 0]
+
+    def check(arrays: Mapping[str, np.ndarray], comment: bytes) -> None:
+        places = list(map(_place, arrays))
+        counts[:] = n_variables, n_ranks = [1 + max((place[i] for place in places), default=-1) for i in (0, 1)]
+        if not arrays or len(arrays) != n_variables * n_ranks:
+            raise ValueError(f"it holds {len(arrays)} arrays, not one for each variable and rank")
+        if comment and comment != _comment(n_variables, len(arrays)):  # earlier versions wrote none
+            raise ValueError(f"it holds {len(arrays)} arrays of {n_variables} variables; another number was saved")
+
+    return {_place(name): value for name, value in _read_archive(path, check).items()}, counts[1]
+
+
+def _read_archive(path: Path, check: Callable[[Mapping[str, np.ndarray], bytes], None]) -> dict[str, np.ndarray]:
+    """Return the arrays in a file, by name; ``check(arrays, comment)`` raises if they are not as they were saved."""
     path = os.fsdecode(path)
     with deferred_interrupts():  # an interrupt between the opener and `open` would leak the descriptor
         opened = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
@@ -173,13 +259,12 @@ def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError("it is not a regular file")
             with zipfile.ZipFile(file) as archive:
-                saved = {_place(info.filename): _array(archive.read(info)) for info in archive.infolist()}
-                comment, n_entries = archive.comment, len(archive.infolist())
-            n_variables, n_ranks = (1 + max((place[i] for place in saved), default=-1) for i in (0, 1))
-            if not saved or not len(saved) == n_entries == n_variables * n_ranks:
-                raise ValueError(f"it holds {n_entries} arrays, not one for each variable and rank")
-            if comment and comment != _comment(n_variables, n_entries):  # earlier versions wrote none
-                raise ValueError(f"it holds {n_entries} arrays of {n_variables} variables; another number was saved")
+                entries = archive.infolist()
+                arrays = {_name(info.filename): _array(archive.read(info)) for info in entries}
+                comment = archive.comment
+            if len(arrays) != len(entries):
+                raise ValueError(f"it holds {len(entries)} arrays, of which some have the same name")
+            check(arrays, comment)
         except MemoryError:
             raise
         except Exception as error:  # for damaged files, zipfile, zlib and NumPy raise a dozen classes of exceptions
@@ -188,7 +273,7 @@ def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
                 raise
             reason = f"{error}" or type(error).__name__
             raise ValueError(f"{path} is damaged, or not a checkpoint: {reason}") from None
-    return saved, n_ranks
+    return arrays
 
 
 def _comment(n_variables: int, n_arrays: int) -> bytes:
@@ -196,11 +281,23 @@ def _comment(n_variables: int, n_arrays: int) -> bytes:
     return f"synkhronos: {n_variables} variables, {n_arrays} arrays".encode()
 
 
+def _comment_of_run(n_arrays: int) -> bytes:
+    """Return the same for a file of `save_run`."""
+    return f"synkhronos: a training loop, {n_arrays} arrays".encode()
+
+
+def _name(entry: str) -> str:
+    """Return the name of an array from that of its entry in an archive."""
+    if not entry.endswith(".npy"):
+        raise ValueError(f"it holds {entry!r}")
+    return entry[: -len(".npy")]
+
+
 def _place(name: str) -> tuple[int, int]:
-    """Return the position and the rank of an array from its name in the archive."""
-    position, _, rank = name[: -len(".npy")].partition("/")
-    if not (position.isdecimal() and rank.isdecimal() and name == f"{int(position)}/{int(rank)}.npy"):
-        raise ValueError(f"it holds {name!r}")
+    """Return the position and the rank of an array from its name."""
+    position, _, rank = name.partition("/")
+    if not (position.isdecimal() and rank.isdecimal() and name == f"{int(position)}/{int(rank)}"):
+        raise ValueError(f"it holds {f'{name}.npy'!r}")
     return int(position), int(rank)
 
 

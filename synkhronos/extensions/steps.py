@@ -235,6 +235,9 @@ class ExactTrainFunction(Loops):
     def __repr__(self) -> str:
         return f"<synkhronos ExactTrainFunction: {self.function!r}>"
 
+    def _loop(self, inputs: Any, options: dict[str, Any]) -> synk.Run:
+        return synk.loop(self.function, inputs, params=self._params, **options)
+
     def __call__(self, x_data: Any, y_data: Any, batch: Any = None, num_slices: int = 1, **hyperparameters: Any) -> Any:
         """Make one training step.
 
@@ -316,9 +319,17 @@ class TrainFunction(Loops):
         self._names = names  # of the hyperparameters of the two functions
         self._weight = weight  # of one data point, as a shared variable; None: 1
         self._reduced = [*listed(grad_shared), *([] if weight is None else [weight])]
+        self._make_step: Any = None  # makes one function of the step, for `loop`
+        self._step: Any = None
 
     def __repr__(self) -> str:
         return f"<synkhronos TrainFunction: {self.gradient!r}, all-reduce of {self.grad_shared}, {self.update!r}>"
+
+    def _loop(self, inputs: Any, options: dict[str, Any]) -> synk.Run:
+        if self._make_step is None:
+            return super()._loop(inputs, options)
+        self._step = self._step or self._make_step()
+        return synk.loop(self._step, inputs, params=self._params, **options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(

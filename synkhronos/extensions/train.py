@@ -158,7 +158,23 @@ def make_train_function(
         exact_step = ExactTrainFunction(loss, param_updates, inputs, (x, y), givens=replaced, mode=mode)
         exact_step._params = list(params)
         return exact_step
-    outputs, weight = loss, None
+    outputs, weight, make_step = loss, None, None
+    if weights is None:
+        others = free([loss, *grad_updates.values(), *param_updates.values()], inputs, givens)
+        averaged = [(var, synk.averaged(grad)) for var, grad in grad_updates.items()]
+
+        def make_step() -> Any:
+            """Make one function of the step, with an all-reduce in it, for `TrainFunction.loop`."""
+            return synk.function(
+                inputs,
+                loss,
+                bcast_inputs=others,
+                updates=param_updates,
+                givens=[*dict(givens or ()).items(), *averaged],
+                mode=mode,
+                name="train",
+            )
+
     if weights is not None:
         weight = shared(np.zeros((), "float64"), "weight")
         one = steps.per_point(weights, inputs[0])
@@ -178,7 +194,7 @@ def make_train_function(
     update = synk.function([], bcast_inputs=of_update, updates=param_updates, mode=mode, name="update")
     names = [var.name for var in of_gradient], [var.name for var in of_update]
     step = TrainFunction(gradient, update, grad_shared, (x, y), names=names, weight=weight)
-    step._params = list(params)
+    step._params, step._make_step = list(params), make_step
     return step
 
 

@@ -118,6 +118,10 @@ class Outer(Average):
         state: dict[str, Any] = {"starting": float(self.start)}
         return {**state, "c": x.copy(), "v": np.zeros_like(x)} if self._optimizes else state
 
+    def resume(self, state: dict[str, Any], x: np.ndarray, n_members: int, step: int) -> dict[str, Any]:
+        """Return the saved state, with the number of first averages that are left after this step."""
+        return {**state, "starting": float(max(0, self.start - step))}
+
     def after(
         self, x: np.ndarray, sent: np.ndarray, received: np.ndarray, age: int, state: dict[str, Any]
     ) -> np.ndarray:
@@ -284,6 +288,10 @@ class BMUF(Average):
         """Return the starting point c, the filtered change v, and the block momentum."""
         eta = 1 - 1 / int(n_members) if self.eta is None else self.eta
         return {"c": x.copy(), "v": np.zeros_like(x), "eta": eta}
+
+    def resume(self, state: dict[str, Any], x: np.ndarray, n_members: int, step: int) -> dict[str, Any]:
+        """Return the saved state, with the block momentum for this number of members."""
+        return {**state, "eta": self.begin(x, n_members)["eta"]}
 
     def after(
         self, x: np.ndarray, sent: np.ndarray, received: np.ndarray, age: int, state: dict[str, Any]
@@ -459,6 +467,11 @@ class DASO(Average):
             "delay": self.delay,
         }
         return {name: float(value) for name, value in numbers.items()}
+
+    def resume(self, state: dict[str, Any], x: np.ndarray, n_members: int, step: int) -> dict[str, Any]:
+        """Return the saved state with this number of members, and record B and W."""
+        self._cycles[int(state["epoch"])] = (int(state["every"]), int(state["delay"]))
+        return {**state, "n_members": float(n_members)}
 
     def exchanges_at(self, step: int) -> Literal["all", "node"] | None:
         """Return ``"all"`` after every B-th batch, and after the last one, of an epoch."""

@@ -181,6 +181,29 @@ class Average(Rule):
         """
         return {}
 
+    def resume(self, state: dict[str, Any], x: np.ndarray, n_members: int, step: int) -> dict[str, Any]:
+        """Return the state of a rank that continues from a checkpoint.
+
+        The number of members may have changed. A rule whose state depends on it must override this.
+
+        Parameters
+        ----------
+        state : dict
+            The saved state of the rank. If the number of members has changed, the mean of all states.
+        x : numpy.ndarray, shape (n,)
+            The parameters of the rank.
+        n_members : int
+            The number of members of the group.
+        step : int
+            The number of steps that the rank has made.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray or float
+            The state.
+        """
+        return dict(state)
+
     def exchanges_at(self, step: int) -> Literal["all", "node"] | None:
         """Return which ranks exchange messages after a step.
 

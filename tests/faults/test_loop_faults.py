@@ -129,6 +129,57 @@ def test_a_step_that_fails_on_one_rank(session):
         assert sum(run.steps) == 8 * session
 
 
+@pytest.mark.parametrize("seconds", [0.02, 0.3])
+def test_ctrl_c_with_a_collective_in_every_step(seconds):
+    out, err = run_script(
+        f"""
+synk.fork(3)
+w, x = theano.shared(np.zeros(200_000), "w"), T.dvector("x")
+f = synk.function([x], w[0] + x.sum(), updates=[(w, w + synk.averaged(x.sum() + 1))])
+def train(**options):
+    return synk.loop(f, [np.zeros(1000)], params=[w], batch_size=1, **options)
+train(steps=20)
+synk.broadcast(w, np.zeros(200_000))
+threading.Timer({seconds}, os.killpg, (0, signal.SIGINT)).start()
+run = train(steps=10_000_000)
+values = run.params[0]
+print(run.interrupted, (values == values[0]).all(), run.steps == [int(values[0])] * 3)
+print(all((one == values).all() for one in synk.gather(w)), synk.check_replicas())
+print(train(steps=20).params[0][0] == values[0] + 20)
+synk.close()
+""",
+        start_new_session=True,
+    )
+    assert out.splitlines() == ["True True True", "True {}", "True"], err
+
+
+@pytest.mark.parametrize(("options", "signals"), [("", 2), (", timeout=1.5", 1)])
+def test_ctrl_c_in_a_step_that_hangs(options, signals):
+    """The timeout limits the wait for the step, and a second Ctrl-C ends it."""
+    out, err = run_script(
+        f"""
+from synkhronos import rules
+synk.fork(2{options})
+w, x, fault = theano.shared(0.0, "w"), T.dvector("x"), theano.shared(0, "fault")
+f = synk.function([x], Fault()(x, fault).sum(), updates=[(w, w + 1)], mode="FAST_COMPILE")
+synk.distribute()
+synk.set_value(1, fault, LONG_SLEEP)
+for number in range({signals}):
+    threading.Timer(0.5 + number, os.kill, (os.getpid(), signal.SIGINT)).start()
+began = time.monotonic()
+try:
+    synk.loop(f, [np.zeros(100)], params=[w], batch_size=1, epochs=3, rule=rules.LocalSGD(every=2))
+except KeyboardInterrupt:
+    print(time.monotonic() - began < 15)
+try:
+    f(np.zeros(2))
+except synk.SessionError:
+    print("broken")
+"""
+    )
+    assert out.splitlines() == ["True", "broken"], err
+
+
 class Fails(rules.Average):
     """A rule that fails on one rank only, where the parameters have a certain value."""
 

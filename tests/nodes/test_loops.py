@@ -188,3 +188,35 @@ def test_a_worker_is_killed_and_replaced(which):
         RESTART="1",
     )
     assert lines == [f"({1 if 'controller' in which else 3},)", "[9, 9, 9, 9]"]
+
+
+def test_a_loop_is_resumed_on_several_nodes(tmp_path):
+    path = str(tmp_path / "run.npz")
+    lines = run(
+        f"""
+        from synkhronos.extensions import checkpoint
+        rule = rules.DiLoCo(every=4, delay=3)
+        def save(run):
+            if run.epoch == 2:
+                checkpoint.save_run({path!r}, run)
+        expected = train(rule, epochs=4, on_epoch=save)
+        again = train(rule, epochs=4, resume=checkpoint.load_run({path!r}))
+        print((again.params[0] == expected.params[0]).all(), again.steps == expected.steps)
+        synk.close()
+        """,
+        ranks=(1, 2),
+    )
+    assert lines == ["True True"]
+
+
+def test_steps_with_collectives_are_those_of_one_node():
+    source = """
+        g = synk.function([x, y], loss, updates=[(w, w - 10 * synk.averaged(T.grad(loss, w)))])
+        run = synk.loop(g, [X, Y], params=[w], batch_size=3, epochs=3)
+        print(*run.steps, *run.params[0][0, :5], *run.losses[-3:], synk.check_replicas() == {})
+        synk.close()
+    """
+    (line,), (alone,) = run(source, ranks=(1, 2)), run(source, ranks=(3,))
+    *values, equal = line.split()
+    np.testing.assert_allclose(np.array(values, float), np.array(alone.split()[:-1], float), rtol=1e-9)
+    assert equal == "True"

@@ -1,0 +1,284 @@
+"""Training runs: their records, and their state, with which another loop continues them."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+import numpy as np
+
+from synkhronos._rank import Records
+from synkhronos.errors import SessionError
+
+_VERSION = 1  # of the arrays in a state
+_MOST_SHOWN = 8  # ranks in a progress bar
+_KINDS = ("meet", "send", "merge")  # of exchanges in `Run.order`
+
+
+class Run:
+    """A training loop, as `loop` returns it and passes it to ``on_epoch``.
+
+    Attributes
+    ----------
+    epoch : int
+        Number of epochs that are complete.
+    outputs : list of float64 array of shape (number of steps, number of outputs)
+        The outputs of each rank's steps.
+    exchanges, bytes : list of int
+        The number of exchanges of each rank, and the bytes that it has sent in them.
+    waited : list of float
+        Seconds of each rank in exchanges, waits for other ranks included.
+    staleness : list of int
+        For each average, the number of steps since the parameters in it were sent.
+    order : list of tuple
+        ``(turn, rank, kind, step, other)`` of each exchange with a centre or by gossip, in the order of the turns:
+        ``"meet"``, ``"send"`` or ``"merge"``, the number of steps that the rank had made, and the other rank.
+    interrupted : bool
+        Whether Ctrl-C, or the exception of another signal handler, has ended the loop.
+
+    Examples
+    --------
+    >>> w, x = theano.shared(0.0, "w"), T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], w ** 2, updates=[(w, w + x.mean())])
+    ...     run = synk.loop(f, [[1.0, 1, 1, 1]], params=[w], batch_size=1, epochs=1, rule=synk.rules.LocalSGD(every=2))
+    >>> print(run.steps, run.exchanges, run.params[0])
+    [2, 2] [1, 1] 2.0
+    """
+
+    def __init__(
+        self,
+        n_ranks: int,
+        look: Callable[[], list[np.ndarray]],
+        save: Callable[[], tuple[dict[str, Any], list[dict[str, np.ndarray]]]],
+    ) -> None:
+        self.epoch = 0
+        self.interrupted = False
+        self._outputs: list[list[np.ndarray]] = [[] for _ in range(n_ranks)]
+        self.exchanges, self.bytes = [0] * n_ranks, [0] * n_ranks
+        self.waited = [0.0] * n_ranks
+        self.staleness: list[int] = []
+        self.order: list[tuple[int, int, str, int, int]] = []
+        self._look = look  # returns the present mean or centre
+        self._save = save  # returns facts about the loop, and the state of each rank
+        self._values: list[np.ndarray] | None = None
+        self._loss_before: float | None = None  # mean loss of the last epoch, if its records are on other ranks
+
+    def __repr__(self) -> str:
+        return f"<synkhronos.Run: {self.epoch} epochs, {self.steps} steps and {self.exchanges} exchanges on the ranks>"
+
+    @property
+    def outputs(self) -> list[np.ndarray]:
+        n_outputs = max([parts[0].shape[1] for parts in self._outputs if parts], default=0)
+        return [np.concatenate([np.zeros((0, n_outputs)), *parts]) for parts in self._outputs]
+
+    @property
+    def steps(self) -> list[int]:
+        """The number of steps of each rank."""
+        return [sum(map(len, parts)) for parts in self._outputs]
+
+    @property
+    def losses(self) -> np.ndarray:
+        """The first output of each step: its mean over the ranks, for as many steps as all ranks have made."""
+        outputs, n_steps = self.outputs, min(self.steps)
+        if not n_steps or not outputs[0].shape[1]:
+            return np.zeros(0)
+        return np.mean([one[:n_steps, 0] for one in outputs], axis=0)
+
+    @property
+    def params(self) -> list[np.ndarray]:
+        """The parameters: their mean over the ranks, or the centre. No rank changes by this in ``on_epoch``."""
+        return self._look() if self._values is None else self._values
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return all that another loop needs to continue from here; call it in ``on_epoch``.
+
+        It changes nothing. `synkhronos.extensions.checkpoint.save_run` writes it to a file.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            The value of ``resume`` for `loop`: on each rank the variables that the function updates, and the state of
+            the rule, messages on their way included; the parameters; and the records.
+
+        Raises
+        ------
+        SessionError
+            If the loop has ended.
+        TypeError
+            If a value cannot be saved without pickling, or the function is not one of `synkhronos.function`.
+
+        Examples
+        --------
+        >>> w, x = theano.shared(0.0, "w"), T.dvector("x")
+        >>> with synk.session(2):
+        ...     f = synk.function([x], w ** 2, updates=[(w, w + x.mean())])
+        ...     options = {"params": [w], "batch_size": 1, "rule": synk.rules.LocalSGD(every=2)}
+        ...     states = []
+        ...     run = synk.loop(f, [np.ones(4)], epochs=3, on_epoch=lambda run: states.append(run.state()), **options)
+        ...     again = synk.loop(f, [np.ones(4)], epochs=3, resume=states[0], **options)
+        >>> print(run.params[0], again.params[0], again.steps)
+        6.0 6.0 [6, 6]
+        """
+        if self._values is not None:
+            raise SessionError("run.state() was called after the end of the loop; call it in on_epoch")
+        about, ranks = self._save()
+        state = {f"params/{i}": np.array(value) for i, value in enumerate(self.params)}
+        for rank, arrays in enumerate(ranks):
+            state.update({f"{rank}/{name}": value for name, value in arrays.items()})
+        state.update({f"records/outputs/{rank}": one for rank, one in enumerate(self.outputs)})
+        for name in ("exchanges", "bytes", "waited", "staleness"):
+            state[f"records/{name}"] = np.array(getattr(self, name), np.float64 if name == "waited" else np.int64)
+        order = [(turn, rank, _KINDS.index(kind), step, other) for turn, rank, kind, step, other in self.order]
+        state["records/order"] = np.array(order, np.int64).reshape(-1, 5)
+        facts = {"version": _VERSION, "epoch": self.epoch, "n_ranks": len(ranks), "names": sorted(state), **about}
+        return {"about": np.array(json.dumps(facts)), **state}
+
+    def _restore(self, saved: Saved, same_ranks: bool) -> None:
+        """Set the epoch, and the records if they are of as many ranks."""
+        self.epoch = saved.about["epoch"]
+        if not same_ranks:
+            self._loss_before = saved.about["mean_loss"]
+            return
+        outputs = [saved.arrays[f"records/outputs/{rank}"] for rank in range(len(self._outputs))]
+        self._outputs = [[one] if len(one) else [] for one in outputs]
+        for name in ("exchanges", "bytes", "waited", "staleness"):
+            setattr(self, name, saved.arrays[f"records/{name}"].tolist())
+        rows = saved.arrays["records/order"].tolist()
+        self.order = [(turn, rank, _KINDS[kind], step, other) for turn, rank, kind, step, other in rows]
+
+    def _add(self, records: Sequence[Records]) -> None:
+        """Add records of all ranks."""
+        for rank, one in enumerate(records):
+            if one.outputs:
+                self._outputs[rank].append(np.array(one.outputs, np.float64))
+            self.exchanges[rank] += one.n_exchanges
+            self.bytes[rank] += one.n_bytes
+            self.waited[rank] += one.waited
+            self.order += [(turn, rank, kind, step, other) for turn, kind, step, other in one.order]
+        self.order.sort()
+        self.staleness += records[0].ages
+
+    def _mean_loss(self, first: int) -> float:
+        """Return the mean of the first output over the steps of all ranks from step ``first`` on."""
+        if self._loss_before is not None:
+            loss, self._loss_before = self._loss_before, None
+            return loss
+        last = [one[first:, 0] for one in self.outputs if one.shape[1]]
+        return float(np.concatenate(last).mean()) if last else math.nan
+
+
+class Speed:
+    """Progress of the ranks of this node in a loop, for a progress bar.
+
+    Parameters
+    ----------
+    loops : int64 array of shape (n_ranks, 4)
+        See `StatusBoard.loops`.
+    """
+
+    def __init__(self, loops: np.ndarray) -> None:
+        self._loops = loops
+        self._steps, self._looked = loops[:, 1].copy(), time.monotonic()
+
+    def look(self) -> tuple[int, str]:
+        """Return the number of steps of all ranks, and their losses and steps per second since the last look."""
+        steps, now = self._loops[:, 1].copy(), time.monotonic()
+        speeds = (steps - self._steps) / max(now - self._looked, 1e-3)
+        self._steps, self._looked = steps, now
+        losses = self._loops[:, 3].copy().view(np.float64)
+        return int(steps.sum()), f"loss {_numbers(losses, '.3g')}, steps/s {_numbers(speeds, '.0f')}"
+
+
+def _numbers(values: np.ndarray, form: str) -> str:
+    """Return the values of few ranks, or the smallest and the largest one of many."""
+    if len(values) > _MOST_SHOWN:
+        return f"{values.min():{form}} to {values.max():{form}}"
+    return " ".join(f"{value:{form}}" for value in values)
+
+
+class Saved:
+    """A state of a loop, as `Run.state` returns it.
+
+    Parameters
+    ----------
+    state : mapping of str to array
+
+    Attributes
+    ----------
+    arrays : mapping of str to array
+    about : dict
+        Facts about the loop.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not such a state.
+    """
+
+    def __init__(self, state: Any) -> None:
+        if not isinstance(state, Mapping) or "about" not in state:
+            kind = type(state).__name__
+            raise TypeError(f"resume is {kind}; expected what run.state() or checkpoint.load_run returns")
+        self.arrays = state
+        self.about = json.loads(str(np.asarray(state["about"])))
+        if self.about["version"] != _VERSION:
+            raise ValueError(f"resume has the version {self.about['version']}; expected {_VERSION}")
+        missing = sorted({*self.about["names"]} - {*state})
+        if missing:
+            raise ValueError(f"resume has no {missing[0]!r}; expected all arrays that run.state() returned")
+        self.n_ranks: int = self.about["n_ranks"]
+
+    def of_rank(self, rank: int) -> dict[str, np.ndarray]:
+        """Return the arrays of a rank."""
+        prefix = f"{rank}/"
+        return {name[len(prefix) :]: np.asarray(one) for name, one in self.arrays.items() if name.startswith(prefix)}
+
+    def params(self) -> list[np.ndarray]:
+        """Return the mean of the parameters, or the centre."""
+        return [np.asarray(self.arrays[f"params/{i}"]) for i in range(len(self.about["params"]))]
+
+    def merged(self) -> dict[str, np.ndarray]:
+        """Return the state of each rank in a session of another size.
+
+        The parameters are the mean or the centre. Other numbers are averaged over the ranks, unless they are equal;
+        those of integers are the first rank's. Random states, and messages on their way, are left out.
+        """
+        ranks = [self.of_rank(rank) for rank in range(self.n_ranks)]
+        merged = {f"variables/{i}": value for i, value in enumerate(self.params())}
+        for name, first in ranks[0].items():
+            if name.startswith(("variables/", "first/", "rule/")) and name not in merged:
+                values = [one[name] for one in ranks]
+                differ = first.dtype.kind == "f" and any(not np.array_equal(first, one) for one in values)
+                merged[name] = np.mean(values, axis=0).astype(first.dtype) if differ else first
+        return merged
+
+    def check(self, **expected: Any) -> None:
+        """Compare facts about the saved loop with those of this one.
+
+        Raises
+        ------
+        ValueError
+            If one differs.
+        """
+        for name, value in expected.items():
+            if self.about[name] != value:
+                was = self.about[name]
+                raise ValueError(f"resume has {name} = {was!r}, and this loop has {value!r}; expected equal ones")
+
+    def check_length(self, n_ranks: int, in_epoch: int, is_over: bool) -> None:
+        """Compare the number of steps in an epoch with that of this loop, which may have no further epoch.
+
+        Raises
+        ------
+        ValueError
+            If they differ on as many ranks, or the state was saved within an epoch.
+        """
+        if self.n_ranks == n_ranks:
+            self.check(steps_per_epoch=in_epoch)
+        made, wanted = self.about["last_epoch"], self.about["steps_per_epoch"]
+        if made < wanted and not is_over:
+            raise ValueError(f"resume has {made} steps of the last epoch; expected {wanted}, a complete epoch")
