@@ -36,6 +36,7 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "scaling-mlp": ("scaling", {"model": "mlp"}),
     "scaling-resnet": ("scaling", {"model": "resnet", "ranks": (1, 2), "rounds": 2}),
     "nodes": ("nodes", {}),
+    "rules": ("rules", {}),
     "pytensor_mlp": ("pytensor_mlp", {}),
     "pytensor_plans": ("pytensor_plans", {}),
     "pytensor_start": ("pytensor_start", {}),

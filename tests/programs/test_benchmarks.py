@@ -14,7 +14,7 @@ from scripts import ROOT
 
 sys.path.append(str(ROOT))
 
-from benchmarks import call, figures, limits, report
+from benchmarks import call, figures, limits, report, rules
 from benchmarks.harness import Contest
 from benchmarks.peers import missing
 from benchmarks.processes import Contestant, ContestantFailed
@@ -270,3 +270,16 @@ def test_the_call_figure_in_small(tmp_path):
     assert "## The overhead of a call" in text and result.environment["Theano"] == "1.0.5"
     assert f"](page/{report.anchor(processor())}.md#the-overhead-of-a-call)" in page.read_text()
     assert not set(psutil.Process().children()) - before
+
+
+@theano_only("contestants in Theano's names")
+def test_the_speeds_next_to_a_slow_rank_in_small():
+    result = Result("rules", "Training rules")
+    rules.measure_slow_rank(result, rounds=1, steps=24)
+    values = {row.key.partition("/")[2]: row.value for row in result.rows}
+    assert set(values) == {"slowness", *(f"slow-{name.replace(' ', '-')}" for name in rules.RULES)}
+    assert values["slowness"] < 0.7  # nominally a fifth, on a machine without other load
+    for group in ("Speed of the first rank", "Speed of the second rank"):
+        assert set(result.groups[group]["contestants"]) == {
+            f"{name}, {case}" for name in rules.RULES for case in (rules.ALONE, rules.SLOW_ONE)
+        }
