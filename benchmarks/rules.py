@@ -10,7 +10,7 @@ Speeds are those of a rank between its third step and its last one.
 A slow link: two hosts with one rank each, which are network namespaces, train an MLP of 784-800-800-10 with 250 images
 in a step of a rank. A token bucket limits the link to 100 Mbit/s in each direction. Times are those of the first host
 over full periods of the rule, which begin when a delay has passed. For comparison, the same loop makes no exchange
-between these steps. Bytes are those of 100 steps on the unlimited link, as `Run.bytes` has them, and as the first host's
+between these steps. Bytes are those of 100 steps on the unlimited link, as `Run.bytes` has them and as the first host's
 network interface counts them, less those of a loop without exchanges.
 """
 

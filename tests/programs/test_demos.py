@@ -41,7 +41,7 @@ ARGUMENTS = {
 LAST_LINES = {  # other demos print that all results agree
     "train": "accuracy: ",
     "digits": "test accuracy 0.9",
-    "training": "all accuracies are at least 0.85",
+    "training": "all scores are at least 0.85",
     "run": "plot: lasagne_mnist.png",
     "hierarchical": "density, gradient and coefficients agree",
 }
