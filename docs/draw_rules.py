@@ -1,8 +1,8 @@
 """Draw the pictures of training rules, and write their table: ``python docs/draw_rules.py``.
 
 docs/slow_rank.svg shows the figure ``rules`` of docs/benchmarks.json. docs/convergence.svg and the table show
-docs/convergence.json, which ``make convergence`` writes. Both are put into docs/howto/local_training.md, between comments
-that begin and end each part. Without the results, the present part remains.
+docs/convergence.json, which ``make convergence`` writes. In docs/howto/local_training.md, the script replaces what is
+between the comments that begin and end each part. Without results, a part remains as it is.
 """
 
 import json
@@ -51,7 +51,7 @@ def draw_slow_rank(result):
         axes.margins(x=0.15)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].invert_yaxis()
-    panels[1].legend(fontsize=7, frameon=False)
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=7, ncol=2, loc="lower left")
     save(figure, "slow_rank.svg")
     put("slow rank", "![Steps per second of two ranks, of which one is slow](../slow_rank.svg)\n")
 
@@ -59,7 +59,9 @@ def draw_slow_rank(result):
 def draw_convergence(entries):
     """Draw the score of each seed and the means, by rule."""
     problems = [problem for problem in TITLES if any(one["problem"] == problem for one in entries)]
-    figure, panels = pyplot.subplots(1, len(problems), figsize=(3 + 2.2 * len(problems), 4.6), sharey=True, squeeze=False)
+    figure, panels = pyplot.subplots(
+        1, len(problems), figsize=(3 + 2.2 * len(problems), 4.6), sharey=True, squeeze=False
+    )
     for axes, problem in zip(panels[0], problems):
         for number, entry in enumerate([one for one in entries if one["problem"] == problem]):
             color, label = COLORS.get(entry["ranks"], "tab:green"), f"{entry['ranks']} ranks"
@@ -74,7 +76,7 @@ def draw_convergence(entries):
         axes.tick_params(axis="x", labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].invert_yaxis()
-    panels[0, -1].legend(fontsize=7)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), fontsize=7, loc="lower left")
     save(figure, "convergence.svg")
 
 
@@ -94,6 +96,7 @@ def table(entries):
 
 
 def save(figure, name):
+    """Write a picture to the folder of the documentation."""
     figure.tight_layout()
     pyplot.rcParams["svg.hashsalt"] = "synkhronos"  # so that equal results give an equal file
     figure.savefig(DOCS / name, metadata={"Date": None})
@@ -101,6 +104,7 @@ def save(figure, name):
 
 
 def main():
+    """Draw what there are results of."""
     result, scores = newest_figure("rules"), DOCS / "convergence.json"
     if result is not None:
         draw_slow_rank(result)
