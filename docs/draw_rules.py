@@ -7,6 +7,7 @@ between the comments that begin and end each part. Without results, a part remai
 
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,10 @@ def newest_figure(name):
     return max(found, key=lambda one: one["environment"]["date"], default=None)
 
 
-def put(part, text):
+def put(part, *paragraphs):
     """Replace a part of the page."""
+    filled = [one if one[0] in "|!" else textwrap.fill(" ".join(one.split()), 125) for one in paragraphs]
+    text = "\n\n".join(filled) + "\n"
     begin, end = f"<!-- {part}: docs/draw_rules.py -->\n", f"<!-- end of {part} -->\n"
     page = PAGE.read_text()
     assert page.count(begin) == page.count(end) == 1, f"{PAGE} has no {part}"
@@ -53,7 +56,17 @@ def draw_slow_rank(result):
     panels[0].invert_yaxis()
     figure.legend(*panels[0].get_legend_handles_labels(), fontsize=7, ncol=2, loc="lower left")
     save(figure, "slow_rank.svg")
-    put("slow rank", "![Steps per second of two ranks, of which one is slow](../slow_rank.svg)\n")
+    before = """
+        Two ranks train a convolutional network, and the second one has six times as many rows in each step. With
+        rules that make ranks wait for each other, the first rank becomes as slow as the second. With a centre and
+        with gossip, it does not wait:
+    """
+    picture = "![Steps per second of two ranks, of which one is slow](../slow_rank.svg)"
+    after = """
+        The picture shows medians and quartiles. The [benchmarks](../benchmarks.md) have the numbers, the bytes that
+        rules send, and the time of a step over a link of 100 Mbit/s.
+    """
+    put("slow rank", before, picture, after)
 
 
 def draw_convergence(entries):
@@ -80,6 +93,18 @@ def draw_convergence(entries):
     save(figure, "convergence.svg")
 
 
+def description(entry):
+    """Return the sentences before the table, from the settings of one entry."""
+    backend = entry["backend"].capitalize()
+    return f"""
+        There are 1,500 rows, {entry["epochs"]} epochs, {entry["batch_size"]} rows in each step of a rank, Nesterov
+        momentum of 0.9 and {entry["seeds"]} seeds, on {backend}. The table has means and standard deviations over
+        the seeds, on 297 other rows: accuracies, and for the regression the share of the variance that it explains.
+        Exchanges are those of the rank that made most, with the convolutional network. With the same number of
+        epochs, four ranks make half as many steps as two.
+    """
+
+
 def table(entries):
     """Return the table of means and standard deviations over the seeds, and of the exchanges with the CNN."""
     entries = sorted(entries, key=lambda one: (one["ranks"], list(TITLES).index(one["problem"])))
@@ -92,7 +117,7 @@ def table(entries):
         cells = [f"{scores.mean():.1f} ± {scores.std():.1f} %" for scores in cells]
         cells += [f"{one['rules'][name]['exchanges']:.0f}" for one in exchanges]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def save(figure, name):
@@ -111,8 +136,8 @@ def main():
     if scores.exists():
         entries = json.loads(scores.read_text())
         draw_convergence(entries)
-        picture = "![The scores of each rule and seed](../convergence.svg)\n"
-        put("convergence", f"{table(entries)}\n{picture}")
+        picture = "![The scores of each rule and seed](../convergence.svg)"
+        put("convergence", description(entries[0]), table(entries), picture)
 
 
 if __name__ == "__main__":
