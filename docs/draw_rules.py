@@ -79,10 +79,11 @@ def draw_convergence(entries):
         for number, entry in enumerate([one for one in entries if one["problem"] == problem]):
             color, label = COLORS.get(entry["ranks"], "tab:green"), f"{entry['ranks']} ranks"
             for row, rule in enumerate(entry["rules"].values()):
-                scores = 100 * np.array(rule["scores"])
+                scores = 100 * np.array([score for score in rule["scores"] if score > 0])
                 place = row + 0.25 * number
                 axes.plot(scores, np.full(len(scores), place), ".", color=color, alpha=0.4, markersize=4)
-                axes.plot(scores.mean(), place, "|", color=color, markersize=9, label=None if row else label)
+                mean = scores.mean() if len(scores) == len(rule["scores"]) else np.nan  # some have diverged
+                axes.plot(mean, place, "|", color=color, markersize=9, label=None if row else label)
             axes.set_yticks(range(len(entry["rules"])), entry["rules"], fontsize=7)
         axes.set_title(TITLES[problem], fontsize=9)
         axes.set_xlabel("% of the variance" if problem == "regression" else "accuracy in %", fontsize=8)
@@ -101,7 +102,7 @@ def description(entry):
         momentum of 0.9 and {entry["seeds"]} seeds, on {backend}. The table has means and standard deviations over
         the seeds, on 297 other rows: accuracies, and for the regression the share of the variance that it explains.
         Exchanges are those of the rank that made most, with the convolutional network. With the same number of
-        epochs, four ranks make half as many steps as two.
+        epochs, four ranks make half as many steps as two. Where a score is not above 0, the training diverges.
     """
 
 
@@ -114,7 +115,7 @@ def table(entries):
     lines = [f"| rule | {' | '.join(titles)} |", f"| --- |{' ---: |' * len(titles)}"]
     for name in entries[0]["rules"]:
         cells = [100 * np.array(one["rules"][name]["scores"]) for one in entries]
-        cells = [f"{scores.mean():.1f} ± {scores.std():.1f} %" for scores in cells]
+        cells = [f"{one.mean():.1f} ± {one.std():.1f} %" if np.all(one > 0) else "diverges" for one in cells]
         cells += [f"{one['rules'][name]['exchanges']:.0f}" for one in exchanges]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -294,7 +294,7 @@ def test_the_page_of_training_rules_shows_their_results(tmp_path):
     (tmp_path / "howto").mkdir()
     for name in ("draw_rules.py", "howto/local_training.md"):
         shutil.copy(ROOT / "docs" / name, tmp_path / name)
-    scores = {"BSP()": {"scores": [0.9, 0.8], "exchanges": 0.0}, "EASGD(every=8)": {"scores": [0.5], "exchanges": 7.0}}
+    scores = {"BSP()": {"scores": [0.9, 0.8], "exchanges": 0.0}, "BMUF(every=8)": {"scores": [0.5, -2], "exchanges": 7}}
     entry = {"epochs": 3, "batch_size": 25, "seeds": 2, "backend": "theano 1.0.5", "rules": scores}
     entries = [{"problem": problem, "ranks": ranks, **entry} for problem in ("dense", "cnn") for ranks in (4, 2)]
     (tmp_path / "convergence.json").write_text(json.dumps(entries))
@@ -310,6 +310,7 @@ def test_the_page_of_training_rules_shows_their_results(tmp_path):
     titles = [f"{title}, {n} ranks" for n in (2, 4) for title in ("Digits, CNN", "Digits, dense network")]
     assert f"| rule | {' | '.join(titles)} | exchanges, 2 ranks | exchanges, 4 ranks |" in pages[0]
     assert f"| `BSP()` | {'85.0 ± 5.0 % | ' * 4}0 | 0 |" in pages[0]
+    assert f"| `BMUF(every=8)` | {'diverges | ' * 4}7 | 7 |" in pages[0]
     assert "3 epochs, 25 rows in each step of a rank" in pages[0] and "](../slow_rank.svg)" in pages[0]
     assert pages[0] == pages[1]
     assert all((tmp_path / name).read_text().count("<svg") for name in ("slow_rank.svg", "convergence.svg"))
