@@ -86,7 +86,7 @@ def test_averages_are_those_of_pytorch(kind, rule, dtype, tmp_path):
     ]
     try:
         for process, x in zip(processes, run.x):
-            output, errors = process.communicate(timeout=120)
+            output, errors = process.communicate(timeout=200)
             assert process.returncode == 0, errors
             assert_close(x, json.loads(output), dtype)
     finally:
