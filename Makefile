@@ -2,6 +2,7 @@
 # make test            run all tests, in three processes   (ARGS="-k data -n 0")
 # make test-pymc       compare models of each PyMC distribution with PyMC alone   (PYTHON=python3.13)
 # make test-theano     run Theano's own tests   (ARGS=--quick, ARGS=theano.tests.test_rop)
+# make test-torch      compare training rules with PyTorch's averagers and optimizer; installs PyTorch
 # make test-numba      run some tests with numba, PyTensor's default linker   (PYTHON=python3.13)
 # make node-kills      kill 300 processes of sessions on two nodes at random instants
 # make test-machines   run tests of sessions on two nodes: processes of mpiexec on this machine   (ARGS="-k data")
@@ -21,8 +22,8 @@
 # make links           check the links to other sites
 # make wheel           build wheel and sdist into dist/
 # make release-check   build manylinux wheels for each Python here, and run README's program from them; installs qemu
-# make convergence     compare the accuracy of all training rules, with five seeds   (ARGS="--ranks 4")
-# make plan-validation  compare predicted steps with measured ones, on two ranks   (ARGS="mlp cnn")
+# make convergence     compare the accuracy of all training rules, and write it to the docs   (ARGS="--problems cnn")
+# make plan-validation compare predicted steps with measured ones, on two ranks   (ARGS="mlp cnn")
 # make clean           remove everything that these targets created
 #
 # ARGS is passed to the program. Each target first installs its dependencies in .venv. PYTHON=/path/to/python chooses the
@@ -31,7 +32,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pymc test-theano test-numba test-machines test-launchers node-kills test-opencl model exact-programs fuzz-sharding soak busy coverage bench bench-pytensor lint format docs links wheel release-check convergence plan-validation clean
+.PHONY: help demo test test-pymc test-theano test-torch test-numba test-machines test-launchers node-kills test-opencl model exact-programs fuzz-sharding soak busy coverage bench bench-pytensor lint format docs links wheel release-check convergence plan-validation clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -64,6 +65,12 @@ test-pymc: $(VENV)/with-test
 
 test-theano: $(VENV)/with-test
 	$(BIN)/python tests/theano/run.py $(ARGS)
+
+# PyTorch has its own environment, because it is large.
+test-torch:
+	@$(MAKE) --no-print-directory VENV=$(VENV)-torch $(VENV)-torch/with-test
+	$(VENV)-torch/bin/python -m pip install -qq torch
+	$(VENV)-torch/bin/python -m pytest -n 0 tests/unit/test_rules_torch.py $(ARGS)
 
 # Compiling takes long, but the compiled code is cached.
 test-numba: $(VENV)/with-test
@@ -135,12 +142,13 @@ coverage:
 	done; \
 	$(VENV)-coverage/bin/python -m coverage combine -q && $(VENV)-coverage/bin/python tests/helpers/line_coverage.py && exit $$status
 
-# Benchmarks have their own environment, because PyTorch is large. The figure `nodes` needs root, because its hosts are
-# network namespaces.
+# Benchmarks have their own environment, because PyTorch is large. The figures `nodes` and `rules` need root, because their
+# hosts are network namespaces.
 bench:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-bench $(VENV)-bench/with-bench
 	$(VENV)-bench/bin/python -m benchmarks $(ARGS)
 	$(VENV)-bench/bin/python docs/draw_speed.py
+	$(VENV)-bench/bin/python docs/draw_rules.py
 
 bench-pytensor:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-bench-pytensor PYTHON="$(NEWER)" $(VENV)-bench-pytensor/with-bench-pytensor
@@ -167,7 +175,9 @@ links: $(VENV)/with-docs
 	$(BIN)/python -m sphinx -q -b linkcheck docs docs/_build/links
 
 convergence: $(VENV)/with-demos
-	$(BIN)/python demos/training_rules.py --seeds 5 $(ARGS)
+	for ranks in 2 4; do $(BIN)/python demos/training_rules.py --problems cnn dense regression --seeds 5 --ranks $$ranks \
+	    --json docs/convergence.json --accuracy=-inf $(ARGS) || exit 1; done
+	$(BIN)/python docs/draw_rules.py
 
 plan-validation: $(VENV)/with-demos
 	$(BIN)/python -m benchmarks.plan_validation $(or $(ARGS),mlp cnn lstm)

@@ -38,6 +38,7 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "scaling-resnet": ("scaling", {"model": "resnet", "ranks": (1, 2), "rounds": 2}),
     "nodes": ("nodes", {}),
     "overlap": ("overlap", {}),
+    "rules": ("rules", {}),
     "pytensor_mlp": ("pytensor_mlp", {}),
     "pytensor_plans": ("pytensor_plans", {}),
     "pytensor_start": ("pytensor_start", {}),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
+import synkhronos as synk
 from demos.lasagne_mnist.data import DIGITS
 from synkhronos.extensions import updates
 
@@ -64,6 +66,22 @@ def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str] | None 
         rule = inspect.signature(getattr(updates, args.update_rule))
         args.learning_rate = LEARNING_RATES.get(args.update_rule, rule.parameters["learning_rate"].default)
     return args
+
+
+def training_rule(text: str) -> synk.rules.Rule:
+    """Make a training rule from its name in any case and its settings, such as ``localsgd:every=8``."""
+    name, _, settings = text.partition(":")
+    names = [one for one in synk.rules.__all__ if one not in ("Average", "Centre", "Gossip", "Rule")]  # base classes
+    found = [getattr(synk.rules, one) for one in names if one.lower() == name.lower()]
+    if not found:
+        raise argparse.ArgumentTypeError(f"there is no rule {name!r}: expected one of {', '.join(names)}")
+    try:
+        call = ast.parse(f"rule({settings})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError("the settings are not of the form NAME=VALUE,NAME=VALUE")
+        return found[0](**{str(one.arg): ast.literal_eval(one.value) for one in call.keywords})
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 def model(text: str) -> str:

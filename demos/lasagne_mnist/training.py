@@ -2,7 +2,7 @@
 
 A script passes three callables: the first draws the minibatches of an epoch, the second trains on a minibatch, and the
 third evaluates the network. The minibatches depend only on the seed and the epoch. Scripts can therefore be compared,
-and a run can resume at any epoch.
+and a run can resume at any epoch. With a training rule, `synkhronos.loop` draws the minibatches, and trains.
 """
 
 from __future__ import annotations
@@ -107,38 +107,105 @@ def run(
     dict
         The report. It is printed, and written to the file ``args.json`` if given.
     """
-    n = len(sets.y_train)
-    print(f"{name}: {args.model} on {sets.source}; {n} training images, {ranks} rank(s)")
-    print(f"{args.update_rule}, learning rate {args.learning_rate}, batch size {args.batch_size}")
-    report: dict[str, Any] = {"name": name, "ranks": ranks, "data": sets.source, "images": n}
-    report.update(arguments=vars(args), epochs=[])
+    report = Report(args, name, ranks, sets)
     for epoch in range(checkpoints.epochs_done if checkpoints else 0, args.epochs):
-        entry = train_epoch(epoch, args, n, draw, step)
-        valid_loss, valid_accuracy = map(float, evaluate(sets.x_valid, sets.y_valid))
-        entry.update(valid_loss=valid_loss, valid_accuracy=valid_accuracy)
-        report["epochs"].append(entry)
+        entry = train_epoch(epoch, args, len(sets.y_train), draw, step)
+        validation = evaluate(sets.x_valid, sets.y_valid)
         if checkpoints:
             checkpoints.save()
+        report.add(epoch + 1, entry, validation)
+    return report.finish(evaluate(sets.x_test, sets.y_test), params)
+
+
+def run_with_rule(
+    args: Any,
+    name: str,
+    ranks: int,
+    sets: DigitSets,
+    loop: Callable[..., Any],
+    evaluate: Callable[[Any, Any, Any], Sequence[Any]],
+    params: Sequence[Any],
+) -> dict[str, Any]:
+    """Train with a training rule in one loop on all ranks, validate after each epoch, and test at the end.
+
+    Parameters
+    ----------
+    args, name, ranks, sets, params
+        As in `run`.
+    loop : callable
+        The ``loop`` of a training step, with the training data given.
+    evaluate : callable
+        Returns the loss and the accuracy for images, labels and values of the parameters. After an epoch, these are the
+        mean over the ranks, or the centre.
+
+    Returns
+    -------
+    dict
+        As `run`.
+    """
+    report = Report(args, name, ranks, sets)
+    start, n_before = time.perf_counter(), 0
+
+    def on_epoch(records: Any) -> None:
+        nonlocal start, n_before
+        losses = records.losses
+        entry = {"seconds": time.perf_counter() - start, "train_loss": float(np.mean(losses[n_before:]))}
+        report.add(records.epoch, entry, evaluate(sets.x_valid, sets.y_valid, records.params))
+        start, n_before = time.perf_counter(), len(losses)
+
+    share = max(1, args.batch_size // ranks)
+    records = loop(batch_size=share, epochs=args.epochs, seed=args.seed, on_epoch=on_epoch)
+    print(f"{args.rule.name}: steps {records.steps}, exchanges {records.exchanges} of the ranks")
+    report.content.update(steps=records.steps, exchanges=records.exchanges)
+    return report.finish(evaluate(sets.x_test, sets.y_test, records.params), params)
+
+
+class Report:
+    """Report of a training, which prints its epochs.
+
+    Attributes
+    ----------
+    content : dict
+        The report.
+    """
+
+    def __init__(self, args: Any, name: str, ranks: int, sets: DigitSets) -> None:
+        self._args, self._n_images = args, len(sets.y_train)
+        print(f"{name}: {args.model} on {sets.source}; {self._n_images} training images, {ranks} rank(s)")
+        print(f"{args.update_rule}, learning rate {args.learning_rate}, batch size {args.batch_size}")
+        arguments = {key: value if key != "rule" else value and value.name for key, value in vars(args).items()}
+        self.content: dict[str, Any] = {"name": name, "ranks": ranks, "data": sets.source, "images": self._n_images}
+        self.content.update(arguments=arguments, epochs=[])
+
+    def add(self, number: int, entry: dict[str, float], validation: Sequence[Any]) -> None:
+        """Add an epoch with its validation loss and accuracy, and print it; epochs count from 1."""
+        valid_loss, valid_accuracy = map(float, validation)
+        entry.update(valid_loss=valid_loss, valid_accuracy=valid_accuracy)
+        self.content["epochs"].append(entry)
         print(
-            f"epoch {epoch + 1:3d}: {entry['seconds']:7.2f} s {n / entry['seconds']:7.0f} images/s  "
+            f"epoch {number:3d}: {entry['seconds']:7.2f} s "
+            f"{self._n_images / entry['seconds']:7.0f} images/s  "
             f"training loss {entry['train_loss']:.4f}  validation loss {valid_loss:.4f}  "
             f"accuracy {100 * valid_accuracy:.2f} %",
             flush=True,
         )
-    _, test_accuracy = evaluate(sets.x_test, sets.y_test)
-    report["test_accuracy"] = float(test_accuracy)
-    report["parameters"] = digest_of(params)
-    seconds = [entry["seconds"] for entry in report["epochs"]]
-    if seconds:
-        # Leave out the first epoch if there are others, because some functions are compiled in it.
-        report["epoch_seconds"] = np.median(seconds[1:] or seconds)
-        print(f"time per epoch: {report['epoch_seconds']:.3f} s")
-    print(f"parameters: {report['parameters']}")
-    print(f"test accuracy: {100 * report['test_accuracy']:.2f} %", flush=True)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(report, file, indent=1)
-    return report
+
+    def finish(self, test: Sequence[Any], params: Sequence[Any]) -> dict[str, Any]:
+        """Add the test accuracy, print the end of the report, write it to the file if there is one, and return it."""
+        content = self.content
+        content["test_accuracy"] = float(test[1])
+        content["parameters"] = digest_of(params)
+        seconds = [entry["seconds"] for entry in content["epochs"]]
+        if seconds:
+            # Leave out the first epoch if there are others, because some functions are compiled in it.
+            content["epoch_seconds"] = np.median(seconds[1:] or seconds)
+            print(f"time per epoch: {content['epoch_seconds']:.3f} s")
+        print(f"parameters: {content['parameters']}")
+        print(f"test accuracy: {100 * content['test_accuracy']:.2f} %", flush=True)
+        if self._args.json:
+            with open(self._args.json, "w") as file:
+                json.dump(content, file, indent=1)
+        return content
 
 
 def train_epoch(

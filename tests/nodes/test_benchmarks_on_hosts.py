@@ -11,7 +11,7 @@ from scripts import ROOT
 
 sys.path.append(str(ROOT))
 
-from benchmarks import nodes
+from benchmarks import nodes, rules
 from benchmarks.harness import Contest
 from benchmarks.nodes_predicted import Line, predict
 from benchmarks.processes import Contestant
@@ -92,6 +92,23 @@ def test_figures_on_hosts_in_small(hosts):
     assert abs(rows["succession"].value) < 1e6  # a difference of times, which may be negative on a busy machine
     assert rows["again"].value == 0
     assert 0.9 < rows["shuffled"].value <= 1.01  # nearly all rows are sent once, in all epochs together
+
+
+@theano_only("contestants in Theano's names")
+def test_training_rules_on_hosts_in_small(hosts, monkeypatch):
+    result, name = Result("rules", "Training rules"), "benchmarks.contestants.rules"
+    ours = nodes.on(hosts, Contestant("2 hosts × 1 rank", name, {"model": "mlp", "ranks": 1}))
+    with Contest([ours]) as contest:
+        rules.measure_bytes(result, contest, ours)
+        monkeypatch.setattr(rules, "ON_LINK", {name: rules.ON_LINK[name] for name in (rules.COMPUTE, rules.STEPWISE)})
+        hosts.limit(rules.RATE)
+        rules.measure_link(result, contest, ours, rounds=1, rows=8)
+        hosts.limit(None)
+    values = {row.key.partition("/")[2]: row.value for row in result.rows}
+    assert values["bytes"] == 1 / 50
+    assert values["bytes-link"] == pytest.approx(1 / 50, rel=0.1)
+    assert values["exchange"] > 400  # 5 MB take 0.4 s
+    assert not hosts.left()
 
 
 def test_predictions():

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 import textwrap
 
@@ -14,7 +15,7 @@ from scripts import ROOT
 
 sys.path.append(str(ROOT))
 
-from benchmarks import call, figures, limits, report
+from benchmarks import call, figures, limits, report, rules
 from benchmarks.harness import Contest
 from benchmarks.peers import missing
 from benchmarks.processes import Contestant, ContestantFailed
@@ -270,3 +271,46 @@ def test_the_call_figure_in_small(tmp_path):
     assert "## The overhead of a call" in text and result.environment["Theano"] == "1.0.5"
     assert f"](page/{report.anchor(processor())}.md#the-overhead-of-a-call)" in page.read_text()
     assert not set(psutil.Process().children()) - before
+
+
+@theano_only("contestants in Theano's names")
+def test_the_speeds_next_to_a_slow_rank_in_small(monkeypatch):
+    some = {name: rules.RULES[name] for name in (rules.COMPUTE, rules.STEPWISE, "ASGD", "GoSGD")}
+    monkeypatch.setattr(rules, "RULES", some)
+    monkeypatch.setattr(rules, "SMALL", 4)
+    result = Result("rules", "Training rules")
+    rules.measure_slow_rank(result, rounds=1, steps=20)
+    values = {row.key.partition("/")[2]: row.value for row in result.rows}
+    assert set(values) == {"slowness", *(f"slow-{name.replace(' ', '-')}" for name in rules.RULES)}
+    assert values["slowness"] < 0.7  # nominally a fifth, on a machine without other load
+    for group in ("Speed of the first rank", "Speed of the second rank"):
+        assert set(result.groups[group]["contestants"]) == {
+            f"{name}, {case}" for name in rules.RULES for case in (rules.ALONE, rules.SLOW_ONE)
+        }
+
+
+def test_the_page_of_training_rules_shows_their_results(tmp_path):
+    """Twice the same results give the same page."""
+    (tmp_path / "howto").mkdir()
+    for name in ("draw_rules.py", "howto/local_training.md"):
+        shutil.copy(ROOT / "docs" / name, tmp_path / name)
+    scores = {"BSP()": {"scores": [0.9, 0.8], "exchanges": 0.0}, "BMUF(every=8)": {"scores": [0.5, -2], "exchanges": 7}}
+    entry = {"epochs": 3, "batch_size": 25, "seeds": 2, "backend": "theano 1.0.5", "rules": scores}
+    entries = [{"problem": problem, "ranks": ranks, **entry} for problem in ("dense", "cnn") for ranks in (4, 2)]
+    (tmp_path / "convergence.json").write_text(json.dumps(entries))
+    result = Result("rules", "Training rules", environment={"date": "today"})
+    labels = [f"{name}, {case}" for name in ("every step", "ASGD") for case in (rules.ALONE, rules.SLOW_ONE)]
+    for who in (rules.OTHER, rules.SLOW):
+        result.record(f"Speed of {who}", "steps/s", {label: Sample([[1.0, 2.0]]) for label in labels})
+    result.save(tmp_path / "benchmarks.json")
+    pages = []
+    for _ in range(2):
+        subprocess.run([sys.executable, str(tmp_path / "draw_rules.py")], check=True, timeout=120)
+        pages.append((tmp_path / "howto" / "local_training.md").read_text())
+    titles = [f"{title}, {n} ranks" for n in (2, 4) for title in ("Digits, CNN", "Digits, dense network")]
+    assert f"| rule | {' | '.join(titles)} | exchanges, 2 ranks | exchanges, 4 ranks |" in pages[0]
+    assert f"| `BSP()` | {'85.0 ± 5.0 % | ' * 4}0 | 0 |" in pages[0]
+    assert f"| `BMUF(every=8)` | {'diverges | ' * 4}7 | 7 |" in pages[0]
+    assert "3 epochs, 25 rows in each step of a rank" in pages[0] and "](../slow_rank.svg)" in pages[0]
+    assert pages[0] == pages[1]
+    assert all((tmp_path / name).read_text().count("<svg") for name in ("slow_rank.svg", "convergence.svg"))

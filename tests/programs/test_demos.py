@@ -1,9 +1,11 @@
 """Every demo runs, checks its results and leaves nothing behind; the sources of the digits."""
 
+import argparse
 import gzip
 import hashlib
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -19,6 +21,8 @@ from backend import theano_only
 from deadline import wait_for
 from process_state import ProcessState
 from scripts import ROOT
+
+import synkhronos as synk
 
 sys.path.append(str(ROOT))
 
@@ -41,7 +45,7 @@ ARGUMENTS = {
 LAST_LINES = {  # other demos print that all results agree
     "train": "accuracy: ",
     "digits": "test accuracy 0.9",
-    "training": "all accuracies are at least 0.85",
+    "training": "all scores are at least 0.85",
     "run": "plot: lasagne_mnist.png",
     "hierarchical": "density, gradient and coefficients agree",
 }
@@ -107,6 +111,62 @@ def compare_reports(reports):
 def test_demo_as_a_module(name, tmp_path):
     arguments = ARGUMENTS.get(name.split(".")[-1], ["--ranks", "3"])
     run_demo(["-m", f"demos.{name}", *arguments], tmp_path)
+
+
+@theano_only("Lasagne")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rule", ["localsgd:every=4", "EASGD:every=4,beta=0.5", "bsp"])
+def test_mnist_with_a_training_rule(rule, tmp_path):
+    script = str(ROOT / "demos/lasagne_mnist/train_mnist_cpu_data.py")
+    options = ["--model", "custom_mlp:1,32,0,0", "--epochs", "6", "--ranks", "2", "--json", "report.json"]
+    output = run_demo([script, "--data", "digits", *options, "--rule", rule], tmp_path)
+    report = json.loads((tmp_path / "report.json").read_text())
+    losses = [epoch["train_loss"] for epoch in report["epochs"]]
+    assert len(losses) == 6 and losses[-1] < losses[0] / 2
+    assert report["test_accuracy"] > 0.8
+    n_steps = 6 * -(-report["images"] // 64)  # 64 images of all ranks
+    assert sum(report["steps"]) == 2 * n_steps
+    assert all(bool(n) == (rule != "bsp") for n in report["exchanges"])
+    assert report["arguments"]["rule"].lower().startswith(rule.split(":")[0].lower())
+    assert not [line for line in output.splitlines() if "Warning" in line]
+
+
+@theano_only("Lasagne")
+def test_a_training_rule_has_no_checkpoints(capsys):
+    from demos.lasagne_mnist import train_mnist_cpu_data
+
+    with pytest.raises(SystemExit):
+        train_mnist_cpu_data.main(["--rule", "localsgd:every=4", "--resume"])
+    assert "--rule has no checkpoints: leave out --checkpoint and --resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("localsgd:every=8", synk.rules.LocalSGD(every=8)),
+        ("DASO", synk.rules.DASO()),
+        ("hierarchical:periods={2: 'node', 4: 'all'}", synk.rules.Hierarchical({2: "node", 4: "all"})),
+        ("gosgd:probability=0.5", synk.rules.GoSGD(probability=0.5)),
+    ],
+)
+def test_training_rules_of_the_command_line(text, rule):
+    assert cli.training_rule(text) == rule
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("sgd", "there is no rule 'sgd': expected one of ASGD, BMUF"),
+        ("localsgd:8", "not of the form NAME=VALUE,NAME=VALUE"),
+        ("localsgd:every=0", "every is 0; expected an int of at least 1"),
+        ("localsgd:often=8", "unexpected keyword argument 'often'"),
+        ("localsgd:every=(", "'localsgd:every=('"),
+        ("localsgd", "missing 1 required positional argument: 'every'"),
+    ],
+)
+def test_mistyped_training_rules_are_refused(text, reason):
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(reason)):
+        cli.training_rule(text)
 
 
 @theano_only("Lasagne")

@@ -306,22 +306,6 @@ def test_gossip_follows_the_paper(problem_of, n_ranks, dtype):
     assert_close(run.weights, w, "float64")
 
 
-@DTYPES
-def test_diloco_is_sgd_of_torch(dtype):
-    torch = pytest.importorskip("torch")
-    rng = np.random.RandomState(0)
-    theta = torch.tensor(rng.randn(N).astype(dtype), requires_grad=True)
-    optimizer = torch.optim.SGD([theta], lr=0.7, momentum=0.9, nesterov=True)
-    rule, x = rules.DiLoCo(4), theta.detach().numpy().copy()
-    state = rule.begin(x, 3)
-    for _ in range(20):
-        mean = x + rng.randn(N).astype(dtype)
-        theta.grad = theta.detach() - torch.tensor(mean)
-        optimizer.step()
-        x = rule.after(mean, mean, mean, 0, state)
-        assert_close(x, theta.detach().numpy(), dtype)
-
-
 ORDERS = given(n_ranks=st.integers(1, 6), seed=st.integers(0, 2**32 - 1), slow=st.sampled_from([None, 0]))
 
 
