@@ -1,4 +1,4 @@
-"""Compare `synk.plan` with measured steps of two ranks: ``python -m benchmarks.plan_validation mlp cnn lstm regression``.
+"""Compare `synk.plan` with measured steps of two ranks: ``python -m benchmarks.plan_validation mlp cnn``.
 
 Each model is measured on one rank. Steps of two ranks are predicted for batches that are not among the measured numbers
 of rows, and then measured. Next to the error of the prediction is that of half the time of one rank. ``regression``
