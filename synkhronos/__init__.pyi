@@ -42,7 +42,7 @@ from ._api.plans import Plan as Plan, plan as plan
 
 "Instruments"
 from ._session.profiles import Profile as Profile
-from ._session.instruments import memory as memory, profile as profile, trace as trace
+from ._session.context_manager import memory as memory, profile as profile, trace as trace
 
 "Errors"
 from . import errors as errors

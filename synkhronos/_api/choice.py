@@ -39,8 +39,8 @@ from synkhronos._graph import Graph
 from synkhronos._rank import Call
 from synkhronos._session import PLANS, Place, Session
 from synkhronos._sharding import Needs, Prediction, Slices, WorkReader
+from synkhronos._utils import KeyedCache
 from synkhronos._utils.interrupts import deferred_interrupts, let_interrupts_pass
-from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.resources import busy, free_memory
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SynkhronosError, WorkerError

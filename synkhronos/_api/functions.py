@@ -39,8 +39,8 @@ from synkhronos._graph.ops import compiled_has_collectives
 from synkhronos._processes import COLLECTIVES
 from synkhronos._rank import Call
 from synkhronos._session import Future, Place, Session, current, functions
+from synkhronos._utils import KeyedCache
 from synkhronos._utils.display import html_table, public_names
-from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos.errors import SessionError
 
 MOST_PLANS = 64  # number of plans that a function caches

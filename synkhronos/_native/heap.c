@@ -1,5 +1,5 @@
 /* Allocation in an arena: size classes, cached blocks, unused addresses, and reservation of pages. See heap.h. */
-#include "heap_internal.h"
+#include "heap.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

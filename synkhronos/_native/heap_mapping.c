@@ -5,7 +5,7 @@
  * if Python forks (`os.fork`, multiprocessing, `preexec_fn`). If C code forks in order to execute a program, the child
  * gets no copies, and would end by SIGSEGV if it accessed a block. A child of a worker can also read the arena of the
  * process that created the heap, because values of shared variables may be there; it sees later writes. */
-#include "heap_internal.h"
+#include "heap.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

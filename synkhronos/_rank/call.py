@@ -28,8 +28,8 @@ from synkhronos._rank.collective_handlers import CollectiveHandlers
 from synkhronos._rank.commands import Call, Step, TimeFunction
 from synkhronos._rank.results import RowViews
 from synkhronos._rank.steps import Steps
+from synkhronos._utils import KeyedCache
 from synkhronos._utils.interrupts import deferred_interrupts
-from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.rows import Rows, Selection, pieces, take
 
 _MOST_CALLS = 200  # that are timed at once

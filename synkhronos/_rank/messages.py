@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from synkhronos._memory import ArrayRef, SegmentRef
 from synkhronos._rank.commands import AllReduce, Call, Command, Follow, Source
-from synkhronos._utils.keyed_cache import KeyedCache
+from synkhronos._utils import KeyedCache
 from synkhronos._utils.rows import Rows
 from synkhronos.errors import CollectiveAborted
 

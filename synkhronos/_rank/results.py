@@ -17,7 +17,7 @@ from synkhronos._memory import SegmentTable, aligned, dtype_spec
 from synkhronos._native import native
 from synkhronos._rank.commands import RowsRef, Source
 from synkhronos._rank.messages import Arrays, Placed, Sent
-from synkhronos._utils.keyed_cache import KeyedCache
+from synkhronos._utils import KeyedCache
 from synkhronos._utils.rows import Rows, Selection
 
 

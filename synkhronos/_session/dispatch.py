@@ -29,8 +29,8 @@ from synkhronos._rank import (
 )
 from synkhronos._session.diagnostics import ALL_MADE, BROKEN, LOST, NONE_MADE, Outcome, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
+from synkhronos._utils import KeyedCache
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass, new_lock
-from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
 _INTERRUPT_SECONDS = 0.7  # time for the ranks to reply after the controller was interrupted

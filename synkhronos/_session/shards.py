@@ -18,7 +18,7 @@ import numpy as np
 
 from synkhronos import _graph, _rank
 from synkhronos._session.submission import Sequencer
-from synkhronos._utils.keyed_cache import KeyedCache
+from synkhronos._utils import KeyedCache
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
 

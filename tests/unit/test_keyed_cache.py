@@ -2,7 +2,7 @@
 
 import pytest
 
-from synkhronos._utils.keyed_cache import KeyedCache
+from synkhronos._utils import KeyedCache
 
 
 @pytest.mark.parametrize("key", [(1, [3]), (2, [2]), None, 1])

@@ -20,8 +20,8 @@ import numpy as np
 from synkhronos._backends import Apply, Op, T
 from synkhronos._collectives import EarlyReduction, HostTransport, Part, result_dtype
 from synkhronos._processes import COLLECTIVES
+from synkhronos._utils import KeyedCache
 from synkhronos._utils.interrupts import deferred_interrupts
-from synkhronos._utils.keyed_cache import KeyedCache
 from synkhronos._utils.rows import Rows, shares
 from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout
 
