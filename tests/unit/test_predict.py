@@ -374,22 +374,8 @@ def test_a_table_has_all_combinations():
 
 def test_a_table_as_text():
     titles, row = str(predict_steps(WORKLOAD, CLUSTER, nodes=[2], ranks=[2], batches=[80])).splitlines()
-    assert titles.split() == (
-        [
-            "nodes",
-            "ranks",
-            "batch",
-            "step",
-            "ms",
-            "compute",
-            "waiting",
-            "exchange",
-            "efficiency",
-            "sent",
-            "MB",
-            "rows/s",
-        ]
-    )
+    words = "nodes ranks batch step ms compute waiting exchange efficiency sent MB rows/s"
+    assert titles.split() == words.split()
     assert row.split() == ["2", "2", "80", "1042", "30", "0", "1012", "2%", "1", "76.78"]
 
 
@@ -400,6 +386,29 @@ def test_constants_of_a_measured_machine():
     assert (cluster.contention.at(1), cluster.contention.at(2), cluster.contention.at(4)) == pytest.approx(
         (1, math.sqrt(2), 2)
     )
+
+
+def test_updates_that_ranks_divide_and_copies_of_inputs():
+    work = replace(WORKLOAD, divided=0.08, row_bytes=1000, memory=(5e6, 1e3))
+    cluster = replace(CLUSTER, copy=Curve((1.0, 1e9), (1e-8, 10.0)))  # 10 ns for each byte
+    assert predict_step(work, cluster, 1, 1, 80).seconds == pytest.approx(0.09 + 0.08)
+    step = predict_step(work, cluster, 1, 4, 80)
+    assert step.compute == pytest.approx(0.03 + 0.08 / 4 + 60e3 * 1e-8)  # the other ranks have 60 of 80 rows
+    assert step.undivided == pytest.approx(0.01 + 0.08 / 4 + 60e3 * 1e-8)
+    assert step.memory == 5e6 + 20e3
+    step = predict_step(work, cluster, 2, 1, 80)
+    assert step.compute == pytest.approx(0.05 + 0.08 + 40e3 * 1e-8 + 40e3 / LINK.bandwidth)
+
+
+def test_a_table_of_several_rules():
+    local = replace(WORKLOAD, n_bytes=2e6)
+    rules = [(WORKLOAD, Rule()), (local, Rule("local", 4))]
+    table = predict_steps(WORKLOAD, CLUSTER, nodes=[2], ranks=[1], batches=[80], rules=rules)
+    assert [step.link_bytes for step in table.steps] == [1e6, 2e6 / 4]
+    assert table.at(2, 1, 80, rule="local every=4") is table.steps[1]
+    assert "local every=4" in str(table)
+    titles, first, _ = table.to_csv().splitlines()
+    assert dict(zip(titles.split(","), first.split(",")))["seconds"] == repr(table.steps[0].seconds)
 
 
 # The verdict
