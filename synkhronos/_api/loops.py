@@ -171,6 +171,10 @@ class _Length:
     def __init__(self, epochs: int | None, steps: int | None) -> None:
         self.epochs, self.steps = epochs, steps
 
+    def total(self, in_epoch: int) -> int:
+        """Return the number of steps of a rank in all epochs."""
+        return self.steps or 0 if self.epochs is None else self.epochs * in_epoch
+
     def of_epoch(self, epoch: int, in_epoch: int) -> int:
         """Return the number of steps of an epoch; 0 if the loop has ended."""
         if self.epochs is not None:
@@ -233,8 +237,8 @@ def _in_step(
     in_epoch = math.ceil(n_rows / (size * n_ranks))
     bar = contextlib.ExitStack()
     try:
-        n_steps = sum(plan.of_epoch(epoch, in_epoch) for epoch in range(plan.epochs or plan.steps or 0))
-        work = bar.enter_context(show_progress("training", n_steps)) if progress else Progress("training")
+        shown = show_progress("training", plan.total(in_epoch))
+        work = bar.enter_context(shown) if progress else Progress("training")
         while n_steps := plan.of_epoch(run.epoch, in_epoch):
             order = _shuffled(n_rows, n_steps * size * n_ranks, seed, run.epoch)
             for rows in order.reshape(n_steps, -1):
@@ -373,8 +377,8 @@ class _Loop:
                 self._begin()
                 self._resume(run, in_epoch)
             if progress:
-                n_steps = sum(plan.of_epoch(epoch, in_epoch) for epoch in range(n_epochs))
-                bar.enter_context(show_progress("training", n_steps * len(session.loops), Speed(session.loops).look))
+                n_steps = plan.total(in_epoch) * len(session.loops)
+                bar.enter_context(show_progress("training", n_steps, Speed(session.loops).look))
             while n_steps := plan.of_epoch(run.epoch, in_epoch):
                 self._make_epoch(run, n_steps, in_epoch)
                 run.epoch, self._last = run.epoch + 1, n_steps

@@ -28,6 +28,7 @@ Invariants
 
 from __future__ import annotations
 
+import array
 import contextlib
 import ctypes
 import enum
@@ -43,7 +44,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from synkhronos._memory import Descriptor, OwnedSocket
 from synkhronos._processes import end_with, start_detached
@@ -120,12 +121,15 @@ class Message(NamedTuple):
         otherwise `NOBODY`.
     is_lost : bool
         Whether the node ``silent`` has been silent for so long that it counts as lost.
+    steps : int
+        Number of steps that the ranks of the sender have made in their training loop.
     """
 
     sender: int
     leaves: bool = False
     silent: int = NOBODY
     is_lost: bool = False
+    steps: int = 0
 
 
 class FailureDetector:
@@ -247,7 +251,7 @@ DEFAULT_LIMIT = 10.0
 
 _BETWEEN_SECONDS = 0.25  # time between two heartbeats
 _TOKEN_BYTES = 16
-_FORM = struct.Struct(f"<{_TOKEN_BYTES}sH?H?")  # the receiver's token, and the fields of a `Message`
+_FORM = struct.Struct(f"<{_TOKEN_BYTES}sH?H?Q")  # the receiver's token, and the fields of a `Message`
 _GOODBYES = 3  # number of last heartbeats, because some of them may be lost
 _MOST_STARTS = 20  # limit on the number of heartbeat processes that are started for one node of a job
 
@@ -267,7 +271,10 @@ class Endpoint(NamedTuple):
 
 
 class _Shared(ctypes.Structure):
-    """Memory that a leader shares with its heartbeat process and guardian; the `State` of each node follows it."""
+    """Memory that a leader shares with its heartbeat process and guardian.
+
+    The number of steps of each node follows it, then when that has last changed, by `time.monotonic`, then its `State`.
+    """
 
     _fields_ = (
         ("limit", ctypes.c_double),
@@ -276,6 +283,7 @@ class _Shared(ctypes.Structure):
         ("n_starts", ctypes.c_int),
         ("is_lost", ctypes.c_bool),  # whether `loss` is set
         ("loss", ctypes.c_int * 3),  # the fields of a `Loss`
+        ("steps", ctypes.c_uint64),  # `Message.steps` of this node
     )
 
 
@@ -305,6 +313,8 @@ class Heartbeat:
         self._others: dict[tuple[str, int], tuple[int, bytes]] = {}
         self._shared: _Shared
         self._states: memoryview
+        self._steps: Any  # memoryviews of other types than bytes
+        self._moved: Any
         self._alive: Descriptor | None = None  # read end of a pipe; only the two processes hold the write end
         self._tie: Descriptor | None = None  # the two processes are killed when it is closed; see `start_detached`
         self._is_starting = False
@@ -324,8 +334,12 @@ class Heartbeat:
         for node in peers(self._node, len(hosts)):
             with contextlib.suppress(OSError):  # a host whose name cannot be resolved is not watched
                 self._others[socket.gethostbyname(hosts[node]), doors[node].port] = node, doors[node].token
-        memory = mmap.mmap(-1, ctypes.sizeof(_Shared) + len(doors))
-        self._shared, self._states = _Shared.from_buffer(memory), memoryview(memory)[ctypes.sizeof(_Shared) :]
+        n_nodes, head = len(doors), ctypes.sizeof(_Shared)
+        memory = mmap.mmap(-1, head + 17 * n_nodes)
+        self._shared, view = _Shared.from_buffer(memory), memoryview(memory)[head : head + 17 * n_nodes]
+        self._steps, self._moved = view[: 8 * n_nodes].cast("Q"), view[8 * n_nodes : 16 * n_nodes].cast("d")
+        self._states = view[16 * n_nodes :]
+        self._moved[:] = memoryview(array.array("d", [-math.inf] * n_nodes))
         self._shared.limit = DEFAULT_LIMIT
         os.register_at_fork(after_in_child=self._let_go)
         self._launch()
@@ -334,6 +348,14 @@ class Heartbeat:
         """Set the seconds of silence after which a node is lost."""
         if not self._shared.is_lost:  # the message about a loss names the limit that was in force then
             self._shared.limit = seconds
+
+    def note_steps(self, steps: int) -> None:
+        """Set the number of steps that the ranks of this node have made in their training loop."""
+        self._shared.steps = steps
+
+    def moved(self, node: int) -> float:
+        """Return when another node has last reported another number of steps, by `time.monotonic`."""
+        return float(self._moved[node])
 
     def loss(self) -> Loss | None:
         """Return the first loss that was detected; ``None`` if there is none. Only node 0 records losses."""
@@ -412,7 +434,7 @@ class Heartbeat:
             for address, (_, token) in self._others.items():
                 for _ in range(2):  # the first attempt may raise the error of an earlier datagram
                     try:
-                        sending.sendto(_FORM.pack(token, *message), address)
+                        sending.sendto(_FORM.pack(token, *message._replace(steps=self._shared.steps)), address)
                     except OSError as error:
                         has_network = has_network or error.errno not in (errno.ENETUNREACH, errno.ENETDOWN)
                     else:
@@ -463,7 +485,11 @@ class Heartbeat:
             silence.advance(now - looked)
             looked = now
             silence.sent(self._refused(), can_send)
-            silence.receive(self._received())
+            received = self._received()
+            silence.receive(received)
+            for message in received:
+                if message.sender < len(self._steps) and message.steps != self._steps[message.sender]:
+                    self._steps[message.sender], self._moved[message.sender] = message.steps, now
             for node, observer in silence.warnings().items():
                 self._warn(node, observer)
             self._flush()

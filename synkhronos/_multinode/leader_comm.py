@@ -310,6 +310,14 @@ class LeaderComm:
             self.is_lost = True
             raise NodeLost(self._heartbeat.describe(loss), machine=loss.node)
 
+    def note_steps(self, steps: int) -> None:
+        """Report to the other nodes the number of steps that the ranks of this node have made in a training loop."""
+        self._heartbeat.note_steps(steps)
+
+    def makes_steps(self, node: int, seconds: float) -> bool:
+        """Return whether the ranks of another node have made steps of a training loop in the last seconds."""
+        return time.monotonic() - self._heartbeat.moved(node) < seconds
+
     def set_heartbeat(self, seconds: float) -> None:
         """Set the seconds of silence after which a node is lost."""
         self._heartbeat.set_limit(seconds)

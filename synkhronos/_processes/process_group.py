@@ -81,6 +81,12 @@ class LeaderTransport(Protocol):
     def is_ordered_to_stop(self) -> bool:
         """Return whether the controller has ordered this leader to end its ranks."""
 
+    def note_steps(self, steps: int) -> None:
+        """Report to the other nodes the number of steps that the ranks of this node have made in a training loop."""
+
+    def makes_steps(self, node: int, seconds: float) -> bool:
+        """Return whether the ranks of another node have made steps of a training loop in the last seconds."""
+
     def vote(
         self, word: int | None, arrays: Sequence[np.ndarray], check: Callable[[list[int]], None], fill_in: Completion
     ) -> Ballots:
@@ -172,8 +178,13 @@ _MARGIN = 1.0
 
 
 def check_order(group: ProcessGroup) -> None:
-    """On a node other than the controller's: raise `WorkerTimeout` if the controller has ordered this node to stop."""
+    """On a node other than the controller's: raise `WorkerTimeout` if the controller has ordered this node to stop.
+
+    Also report the progress of this node to the controller.
+    """
     world = group.world
+    if world.node and not group.stopped:
+        world.leaders.note_steps(int(group.loops[:, 1].sum()))
     if world.node and not group.stopped and world.leaders.is_ordered_to_stop():
         raise WorkerTimeout("node 0 has ordered the ranks to end", group.rank, 0)
 
@@ -200,7 +211,11 @@ def check_nodes(group: ProcessGroup, silent: Sequence[int]) -> None:
     is_over = deadline.is_over(_MARGIN)
     if group.dead() or group.stopped:
         group.check_workers()  # raises
-    elif silent and is_over and not world.node:
+    elif is_over and not world.node:
+        assert deadline.seconds is not None
+        silent = [node for node in silent if not world.leaders.makes_steps(node, deadline.seconds)]
+        if not silent:
+            return
         rank = world.ranks_of(silent[0])[0]
         name = f"rank {rank}, which leads node {silent[0]} ({world.leaders.hosts[silent[0]]})"
         raise WorkerTimeout(f"{name}, did not answer within {deadline.seconds} seconds", rank, 0)
@@ -212,6 +227,9 @@ def check_exchange(group: ProcessGroup) -> None:
     if world.node or not deadline.is_over(_MARGIN):
         return
     others = range(1, len(world.sizes))
+    assert deadline.seconds is not None
+    if any(world.leaders.makes_steps(node, deadline.seconds) for node in others):
+        return
     names = ", ".join(f"node {node} ({world.leaders.hosts[node]})" for node in others)
     who = f"the leader of {names}" if len(others) == 1 else f"a leader of {names}"
     text = f"{who} did not continue a collective within {deadline.seconds} seconds"

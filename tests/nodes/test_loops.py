@@ -20,7 +20,7 @@ PROGRAM = f"""
     sizes = [int(size) for size in os.environ["RANKS"].split()]
     own, find_devices = sizes[int(os.environ.get("PMI_RANK", 0))], lifecycle.find_free_devices
     lifecycle.find_free_devices = lambda n_parallel, *others: find_devices(own, *others)
-    n = synk.fork(use_gpu=False, timeout=60, restart_workers="RESTART" in os.environ,
+    n = synk.fork(use_gpu=False, timeout=float(os.environ.get("TIMEOUT", 60)), restart_workers="RESTART" in os.environ,
                   wire_dtype=os.environ.get("WIRE_DTYPE"))
     draw = np.random.RandomState(0)
     X = draw.rand(97, 40)
@@ -220,3 +220,28 @@ def test_steps_with_collectives_are_those_of_one_node():
     *values, equal = line.split()
     np.testing.assert_allclose(np.array(values, float), np.array(alone.split()[:-1], float), rtol=1e-9)
     assert equal == "True"
+
+
+def test_the_timeout_limits_a_step_and_not_the_time_between_averages():
+    lines = run(
+        """
+        def batches(seconds):
+            class Slow:
+                def __call__(self, rank, n_ranks, epoch, rng):
+                    for step in range(16):
+                        time.sleep(seconds if rank == 1 else 0.0)
+                        yield X[:4], Y[:4]
+            return Slow()
+        rule = rules.LocalSGD(every=16)
+        print(synk.loop(f, batches(0.4), params=[w], batch_size=4, steps=16, rule=rule).steps)
+        began = time.monotonic()
+        try:
+            synk.loop(f, batches(30.0), params=[w], batch_size=4, steps=16, rule=rule)
+        except synk.WorkerTimeout as error:
+            print("rank 1" in str(error), time.monotonic() - began < 25)
+        synk.close()
+        """,
+        ranks=(1, 1),
+        TIMEOUT="2.5",
+    )
+    assert lines == ["[16, 16]", "True True"]
