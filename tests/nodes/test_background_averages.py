@@ -183,9 +183,12 @@ def test_a_step_fails(slow):
         SLOW,
         """
         class Fails:
+            def __init__(self, bad):
+                self.bad = bad
+
             def __call__(self, rank, n_ranks, epoch, rng):
                 for step in range(60):
-                    if rank == bad and step == 16:
+                    if rank == self.bad and step == 16:
                         raise OSError("no more rows")
                     yield [np.ones(1, "float32")]
         n = fork(timeout=60)
@@ -193,7 +196,7 @@ def test_a_step_fails(slow):
         say("ready")
         for bad in range(n):
             try:
-                train(60, Fails())
+                train(60, Fails(bad))
             except synk.WorkerError as error:
                 say(error.rank, "no more rows" in str(error))
         say(train(24).params[0][0])
