@@ -99,7 +99,7 @@ test-launchers: $(VENV)/with-test
 
 test-opencl: $(VENV)/with-test
 	@$(check-opencl)
-	$(BIN)/python -m synkhronos run -m pytest -m opencl $(ARGS)
+	$(BIN)/python -m synkhronos run -m pytest -m opencl --numprocesses 2 --dist load $(ARGS)
 
 model:
 	@$(check-model)

@@ -365,20 +365,20 @@ def test_messages_that_count_as_heartbeats():
         heartbeat.set_limit(WARNING_SECONDS + 0.5)
 
         def send(node, leaves=False, silent=NOBODY, is_lost=False):
-            message = struct.pack("<16sH?H?", heartbeat.door.token, node, leaves, silent, is_lost)
+            message = struct.pack("<16sH?H?Q", heartbeat.door.token, node, leaves, silent, is_lost, 0)
             mine.sendto(message, ("localhost", heartbeat.door.port))
 
         try:
             there = "localhost", heartbeat.door.port
-            stranger = struct.pack("<16sH?H?", bytes(16), 4, False, NOBODY, False)
-            for datagram in (b"", b"abc", bytes(22), heartbeat.door.token, stranger, bytes(5000)):
+            stranger = struct.pack("<16sH?H?Q", bytes(16), 4, False, NOBODY, False, 0)
+            for datagram in (b"", b"abc", bytes(30), heartbeat.door.token, stranger, bytes(5000)):
                 mine.sendto(datagram, there)
             send(1)
             send(1, leaves=True)
             send(1)
             send(9)
             send(2)
-            assert mine.recv(100) == struct.pack("<16sH?H?", bytes(16), 0, False, NOBODY, False)
+            assert mine.recv(100) == struct.pack("<16sH?H?Q", bytes(16), 0, False, NOBODY, False, 0)
             assert heartbeat.loss() is None
             wait_for(heartbeat.loss, "the loss")
             assert heartbeat.loss() == Loss(2, Reason.SILENT, 0)

@@ -141,7 +141,8 @@ def test_names_in_recipes_exist_in_the_sources(title):
 
 def diagrams():
     """Return the diagrams of docs/design.md that follow data through the package, by their headings."""
-    walks = re.search(r"^## Walks through the code\n(.*?)^## ", (ROOT / "docs" / "design.md").read_text(), re.M | re.DOTALL)
+    text = (ROOT / "docs" / "design.md").read_text()
+    walks = re.search(r"^## Walks through the code\n(.*?)^## ", text, re.M | re.DOTALL)
     return dict(re.findall(r"^### (.*?)\n.*?^```text\n(.*?)^```", walks.group(1), re.M | re.DOTALL))
 
 
