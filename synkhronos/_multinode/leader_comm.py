@@ -226,13 +226,15 @@ class LeaderComm:
         return [node for node in self.others if node not in answers or answers[node].number < self.number]
 
     def take_in(self) -> None:
-        """Receive the messages that have arrived, and pass them to `take`."""
+        """Receive the messages that have arrived, and pass them to `take`; pass on votes."""
         self.exchange.pause()
         for way in (self._messages, self._rows):
             while way.iprobe():
                 with deferred_interrupts():  # an interrupt during the receive would lose the message
                     self._receive(way)
         self.exchange.resume()
+        if self._voting is not None:  # a vote in the background, in steps between which this leader does not wait
+            self._votes.pass_on(self._voting[0])
 
     def _receive(self, way: Any) -> None:
         """Receive one message, if one has arrived, and pass it to `take`."""
