@@ -78,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
     watching = commands.add_parser("top", help="show what the ranks of running sessions do", description=_TOP)
     watching.add_argument("--once", action="store_true", help="print one table, without a live view")
     planning = commands.add_parser(
-        "plan", help="predict a program's steps on other numbers of ranks", description=_PLAN
+        "plan", help="predict a program's steps on other numbers of ranks", description=_PLAN, allow_abbrev=False
     )
     planning.usage = f"{parser.prog} plan SCRIPT [OPTION ...] [ARGUMENT ...]"
     planning.add_argument("script", metavar="SCRIPT")
@@ -98,12 +98,15 @@ def plan(words: Sequence[str]) -> int:
     words = list(words)
     end = words.index("--") if "--" in words else len(words)
     given, others = make_parser().parse_known_args(words[:end])
-    from synkhronos._cli import plan_program
+    from synkhronos._cli import plan_program, watch_program
 
+    name, program = program_name(), [given.script, *others, *words[end + 1 :]]
     try:
-        return plan_program([given.script, *others, *words[end + 1 :]], given)
+        watch = watch_program(program, given)
     except (OSError, ValueError, ImportError) as error:
-        sys.exit(f"{program_name()} plan: {error}")
+        sys.exit(f"{name} plan: {error}")
+    code = plan_program(watch, program, given)  # exceptions of the program are not caught
+    return code if watch.error is None else sys.exit(f"{name} plan: {watch.error}")
 
 
 def program_name() -> str:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
@@ -19,6 +20,7 @@ from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
 from synkhronos._api.run import Run, Saved, Speed
 from synkhronos._api.variables import start
+from synkhronos._backends import is_random_state
 from synkhronos._rank import MOST_BARRIERS, MOST_STEPS, Board, EndLoop, Exchange, Loop, Records, RestoreLoop, SaveLoop
 from synkhronos._session import Session, current
 from synkhronos._utils.display import Progress
@@ -131,7 +133,7 @@ def loop(
     ...     print(run.steps, run.exchanges, w.get_value().round(2))
     [30, 30] [6, 6] [1. 2.]
     """
-    session = current("loop")
+    session, seed = current("loop"), operator.index(seed)
     if session.sequencer.place:
         raise SessionError("loop cannot be called in a sequence; call it outside of the block")
     if (epochs is None) == (steps is None) and not (callable(inputs) and steps):
@@ -162,7 +164,7 @@ def _steps_together(f: Any, inputs: Any, params: Sequence[Any]) -> bool:
 def _positive(name: str, value: Any) -> Any:
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
         raise ValueError(f"{name} is {value!r}; expected an int of at least 1")
-    return value
+    return None if value is None else int(value)
 
 
 class _Length:
@@ -319,6 +321,7 @@ class _Loop:
             "seed": seed,
             "params": [[var.dtype, list(_graph.get_array(var).shape)] for var in variables],
             "updated": [str(getattr(var, "dtype", var.type)) for var in rest],
+            "streams": [i for i, var in enumerate(self._changed) if is_random_state(var)],
         }
         self._saved = saved
         if saved is not None:
@@ -394,11 +397,11 @@ class _Loop:
             if self._is_open and not session.broken and not isinstance(error.__cause__, WorkerRestarted):
                 self._end(run)
             else:
-                self._discard()
+                self._discard_at_once()
             raise error.__cause__ from None
         except BaseException as error:
             if isinstance(error, Exception) and interrupt_behind(error) is None:
-                self._discard()
+                self._discard_at_once()
                 raise
             run.interrupted = True  # by a signal handler
             if self._is_open and not session.broken:
@@ -440,6 +443,11 @@ class _Loop:
                 self._session.run(EndLoop(self._key, self._keys, discard=True))
         del kept
 
+    def _discard_at_once(self) -> None:
+        """Discard, and raise an interrupt afterwards."""
+        with deferred_interrupts():
+            self._discard()
+
     def _begin(self) -> None:
         """Have the ranks make the state of the loop, all or none of them."""
         session, keys = self._session, self._session.keys
@@ -477,7 +485,9 @@ class _Loop:
         else:
             states, n_steps = [saved.merged()], run.epoch * in_epoch
         archives = []
+        mean = np.concatenate([value.reshape(-1) for value in saved.params()])
         for state in states:
+            state.setdefault("reference", mean)  # equal on all ranks
             file = io.BytesIO()
             np.savez(file, **state)
             archives.append(np.frombuffer(file.getbuffer(), np.uint8))

@@ -175,7 +175,10 @@ class Plan:
 
     def _error(self) -> str:
         if not self.checks:
-            return "No size could be checked here: the session has one rank, or the rule makes local steps."
+            return (
+                "No size could be checked here: the session has one rank, the first rule makes local steps, or no "
+                "batch is between the number of ranks and that of the rows of the inputs."
+            )
         errors = [abs(one.error) for one in self.checks]
         return (
             f"Error of the model at {len(errors)} measured sizes: median {statistics.median(errors):.1%}, "
@@ -293,16 +296,16 @@ def plan(
     given = target.rule if rule is None else rule
     kinds = [_rule_of(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
     batches = _numbers("batch", batch, [target.n_rows])
-    most = max(every_ranks) * max(every_nodes)
-    sizes = sizes_between(math.ceil(min(batches) / most), max(batches))
+    sizes = sizes_between(math.ceil(min(batches) / (max(every_ranks) * max(every_nodes))), max(batches))
     every, session.replica_check.every = session.replica_check.every, 0
     try:
         with progress("measuring", 3) as work, target.prepared(), restored(session, target.updated):
             workload = measure_function(session, target, sizes, work)
-            cluster = measure_machine(session, target, workload, sizes, link=link, most=most)
+            cluster = measure_machine(session, target, workload, sizes, link)
             work.done += 1
             cluster = replace(cluster, slow=tuple(slow))
-            rules = [(workload if one.kind == "bsp" else target.local(workload), one) for one in kinds]
+            steps = target.local(workload)
+            rules = [(workload if one.kind == "bsp" and not target.is_local else steps, one) for one in kinds]
             checks = []
             if not target.is_local and kinds[0].kind == "bsp":
                 checks = check_steps(session, target, workload, replace(cluster, slow=()), batches)
@@ -312,7 +315,12 @@ def plan(
     table = predict_steps(workload, cluster, nodes=every_nodes, ranks=every_ranks, batches=batches, rules=rules)
     first, kind = rules[0]
     sentence = verdict(first, cluster, nodes=every_nodes, ranks=max(every_ranks), batch=max(batches), rule=kind)
-    notes = _notes(first, cluster, sizes, n_local, n_nodes, is_given=line is not None)
+    notes = [f"Function: {target.name}", *_notes(first, cluster, sizes, n_local, n_nodes, is_given=line is not None)]
+    if max(every_ranks) > n_local:
+        notes.append(
+            f"Assumed: with more ranks than {n_local}, exchange within a node and contention are as with {n_local}, "
+            "and each rank has as many BLAS threads"
+        )
     return Plan(table, (workload, cluster), rules=rules, checks=checks, verdict=sentence, notes=notes)
 
 

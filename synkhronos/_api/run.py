@@ -224,13 +224,17 @@ class Saved:
             kind = type(state).__name__
             raise TypeError(f"resume is {kind}; expected what run.state() or checkpoint.load_run returns")
         self.arrays = state
-        self.about = json.loads(str(np.asarray(state["about"])))
-        if self.about["version"] != _VERSION:
-            raise ValueError(f"resume has the version {self.about['version']}; expected {_VERSION}")
-        missing = sorted({*self.about["names"]} - {*state})
+        try:
+            self.about = json.loads(str(np.asarray(state["about"])))
+            version, names = self.about["version"], {*self.about["names"]}
+            self.n_ranks: int = self.about["n_ranks"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError("about of resume is damaged; expected what run.state() returned") from error
+        if version != _VERSION:
+            raise ValueError(f"resume has the version {version}; expected {_VERSION}")
+        missing = sorted(names - {*state})
         if missing:
             raise ValueError(f"resume has no {missing[0]!r}; expected all arrays that run.state() returned")
-        self.n_ranks: int = self.about["n_ranks"]
 
     def of_rank(self, rank: int) -> dict[str, np.ndarray]:
         """Return the arrays of a rank."""
@@ -249,8 +253,9 @@ class Saved:
         """
         ranks = [self.of_rank(rank) for rank in range(self.n_ranks)]
         merged = {f"variables/{i}": value for i, value in enumerate(self.params())}
+        streams = [f"variables/{i}" for i in self.about["streams"]]
         for name, first in ranks[0].items():
-            if name.startswith(("variables/", "first/", "rule/")) and name not in merged:
+            if name.startswith(("variables/", "first/", "rule/")) and name not in merged and name not in streams:
                 values = [one[name] for one in ranks]
                 differ = first.dtype.kind == "f" and any(not np.array_equal(first, one) for one in values)
                 merged[name] = np.mean(values, axis=0).astype(first.dtype) if differ else first

@@ -28,12 +28,14 @@ from synkhronos._costs import (
     Workload,
     fit_link,
     fit_row_times,
+    messages_of,
     predict_step,
 )
 from synkhronos._graph.ops import collectives_of
 from synkhronos._rank import KeepValues, TimeFunction, TimeReduction
 from synkhronos._session import Session
 from synkhronos._utils.display import Progress
+from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos.errors import SynkhronosError, WorkerRestarted
 
 _N_SIZES = 6  # numbers of rows at which a function is measured
@@ -44,6 +46,7 @@ _MOST_SECONDS = 60.0  # of all calls for one function
 BYTES = (8, 2**10, 2**14, 2**17, 2**20, 2**23)  # of all-reduces
 _REPETITIONS = 7
 _LEAST_SECONDS = 1e-7  # of a message
+_MOST_RANKS = 1 << 20  # of one node
 _MAD = 1.4826  # standard deviation of a normal distribution by its median absolute deviation
 
 
@@ -98,6 +101,7 @@ class Target:
 
     Attributes
     ----------
+    name : str
     n_rows : int
         Number of rows of the inputs.
     updated : list of shared variables
@@ -110,6 +114,7 @@ class Target:
         self, session: Session, f: Any, inputs: Sequence[Any], named: dict[str, Any], params: Sequence[Any]
     ) -> None:
         self._session, self._call, self._inputs, self._named = session, f, inputs, named
+        self.name = repr(f)
         self.rule, self.reduced = getattr(f, "rule", None), list(getattr(f, "_reduced", ()))
         self.is_local = self.rule is not None
         self.parts = self._parts_of(f)
@@ -174,16 +179,20 @@ class Target:
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
-        """Make the step with the plan ``"rows"`` within a block."""
+        """Make the step with the plan ``"rows"`` within a block, and give the ranks what the program has set before."""
         exact = [part.function for part in self.parts if isinstance(part.function, ExactFunction)]
-        asked = [(one, one._planner.asked, one.counts) for one in exact]
+        asked = [(one, one._planner.asked) for one in exact]
+        counts = [(part.function, part.function.counts) for part in self.parts]
         try:
             for one in exact:
                 one.plan = "rows"
+                one._give_what_was_set(self._session)
             yield
         finally:
-            for one, before, counts in asked:
-                one.plan, one.counts = before, counts
+            for one, before in asked:
+                one.plan = before
+            for function, found in counts:
+                function.counts = found
 
     def step(self, batch: int) -> None:
         """Make a step on all ranks with the first rows."""
@@ -258,12 +267,22 @@ def restored(session: Session, variables: Sequence[Any]) -> Iterator[None]:
         session.replica.restore()
         session.stale.add(variables)  # the new worker has copied none
         raise
+    except BaseException:
+        with contextlib.suppress(SynkhronosError):  # this exception says more
+            _restore(session, keys, lead)
+        raise
+    else:
+        _restore(session, keys, lead)
+
+
+def _restore(session: Session, keys: tuple[int, ...], lead: Any) -> None:
+    try:
+        if not session.broken:
+            session.run(KeepValues(keys, restore=True))
     finally:
-        with contextlib.suppress(SynkhronosError):  # the exception that has ended the session says more
-            if not session.broken:
-                session.run(KeepValues(keys, restore=True))
-        session.replica.restore()
-        session.stale.lead = lead
+        with deferred_interrupts():
+            session.replica.restore()
+            session.stale.lead = lead
 
 
 # -- measurements
@@ -297,7 +316,9 @@ def _typical(rounds: Sequence[Sequence[float]]) -> float:
     return min(map(statistics.median, rounds))
 
 
-def _measured_rows(session: Session, target: Target, part: _Part, sizes: Sequence[int]) -> tuple[RowTimes, float]:
+def _measured_rows(
+    session: Session, target: Target, part: _Part, sizes: Sequence[int], graph: Any
+) -> tuple[RowTimes, float]:
     """Return the seconds of a function on one rank by rows, and the standard deviation of equal calls, relative."""
     rounds: dict[int, list[list[float]]] = {size: [] for size in sizes}
     spent = 0.0
@@ -305,7 +326,7 @@ def _measured_rows(session: Session, target: Target, part: _Part, sizes: Sequenc
         for size in sizes:
             if turn and spent > _MOST_SECONDS:
                 break
-            found = _time(session, target, part, size, [session.master_rank])
+            found = _time(session, target, part, size, [session.master_rank], graph=graph)
             rounds[size].append(found)
             spent += sum(found)
     deviations = []
@@ -320,18 +341,25 @@ def measure_function(session: Session, target: Target, sizes: Sequence[int], wor
     first, *others = target.parts
     if not target.is_local:
         target.step(target.n_rows)
-    times, deviation = _measured_rows(session, target, first, sizes)
-    kernels, divided = [times], 0.0
-    if isinstance(first.function, ExactFunction) and first.function._first is not first.function._graph:
-        graphs = (first.function._first, first.function._graph)
-        one_rank = [session.master_rank]
-        pairs = [
-            [_time(session, target, first, sizes[0], one_rank, graph=graph) for graph in graphs] for _ in range(_ROUNDS)
-        ]
-        without, full = zip(*pairs)
-        divided = max(0.0, _typical(full) - _typical(without))
+    function, one_rank, divided = first.function, [session.master_rank], 0.0
+    slices = isinstance(function, ExactFunction) and function._first is not function._graph
+    times, deviation = _measured_rows(session, target, first, sizes, function._graph if slices else None)
+    if slices:  # ranks divide the updates by elements, but not the products of their rows for these
+        ends, graphs = sorted({sizes[0], sizes[-1]}), (function._first, function._graph)
+        extra = []
+        for size in ends:
+            pairs = [
+                [_time(session, target, first, size, one_rank, graph=one) for one in graphs] for _ in range(_ROUNDS)
+            ]
+            without, full = zip(*pairs)
+            extra.append(max(0.0, _typical(full) - _typical(without)))
+        divided = fit_row_times(ends, extra).constant
+        times = RowTimes(
+            times.rows, tuple(max(0.0, one - divided) for one in times.seconds), max(0.0, times.constant - divided)
+        )
+    kernels = [times]
     for part in others:
-        seconds = _typical([_time(session, target, part, 1, [session.master_rank]) for _ in range(_ROUNDS)])
+        seconds = _typical([_time(session, target, part, 1, one_rank) for _ in range(_ROUNDS)])
         kernels.append(RowTimes((1.0,), (seconds,), seconds))
     work.done += 1
     n_bytes, n_collectives = (0.0, 1) if target.is_local else target.exchange()
@@ -343,6 +371,7 @@ def measure_function(session: Session, target: Target, sizes: Sequence[int], wor
         divided=divided,
         row_bytes=target.row_bytes,
         memory=target.memory(),
+        is_float32=all(var.dtype == "float32" for var in [*target.updated, *target.reduced] if _is_float(var)),
     )
 
 
@@ -356,7 +385,7 @@ def _reduction(session: Session, on_node: bool) -> list[float]:
 
 
 def measure_machine(
-    session: Session, target: Target, workload: Workload, sizes: Sequence[int], *, link: Link | None, most: int
+    session: Session, target: Target, workload: Workload, sizes: Sequence[int], link: Link | None
 ) -> Cluster:
     """Measure the machine: contention, commands, copies, and all-reduces on this node and between nodes.
 
@@ -369,8 +398,10 @@ def measure_machine(
     elif link is None:
         n = session.n_ranks // len(on_node)
         over_all = _reduction(session, on_node=False)
-        seconds = [max(_LEAST_SECONDS, (over - here) / (2 * (n - 1))) for over, here in zip(over_all, within.seconds)]
-        link = fit_link([n_bytes / n for n_bytes in BYTES], seconds)
+        messages = [messages_of(n_bytes, n) for n_bytes in BYTES]
+        between = [over - here for over, here in zip(over_all, within.seconds)]
+        seconds = [max(_LEAST_SECONDS, one / count) for one, (count, _) in zip(between, messages)]
+        link = fit_link([size for _, size in messages], seconds)
     counts = sorted({len(on_node), *(2**i for i in range(len(on_node).bit_length()) if 2**i <= len(on_node))})
     others = [rank for rank in on_node if rank != own]
     factors = {1: 1.0}
@@ -389,21 +420,28 @@ def measure_machine(
             ratios.append(_typical(together) / _typical(alone))
         factors[n] = max(1.0, statistics.median(ratios))
     last = max(factors)
-    factors[max(last + 1, most)] = factors[last]  # of more ranks than here: that of as many as here
+    factors[_MOST_RANKS] = factors[last]  # of more ranks than here: that of as many as here
     contention = Curve(tuple(map(float, factors)), tuple(factors.values()))
-    cluster = Cluster(link, within, contention=contention, copy=_copies() if target.row_bytes else None)
+    cluster = Cluster(
+        link,
+        within,
+        session.replica.wire_dtype or "float32",
+        contention=contention,
+        copy=_copies() if target.row_bytes else None,
+    )
     if session.n_ranks == 1:
         return cluster
     if target.is_local or not target.takes_batch:
         return replace(cluster, command=statistics.median(_measured_calls(session.flush, _SECONDS)))
-    step, n_local = _seconds_of_step(target, session.n_ranks), len(on_node)
-    predicted = predict_step(workload, cluster, session.n_ranks // n_local, n_local, session.n_ranks)
+    n_rows, n_local = min(session.n_ranks, target.n_rows), len(on_node)
+    step = _seconds_of_step(target, n_rows)
+    predicted = predict_step(workload, cluster, session.n_ranks // n_local, n_local, n_rows)
     return replace(cluster, command=max(0.0, step - predicted.seconds))
 
 
 def _copies() -> Curve:
     """Return the seconds of copies, by bytes."""
-    arrays = [np.zeros(n_bytes, np.uint8) for n_bytes in BYTES]
+    arrays = [np.ones(n_bytes, np.uint8) for n_bytes in BYTES]
     calls = [functools.partial(np.copyto, np.empty_like(array), array) for array in arrays]
     seconds = [_typical([_measured_calls(call, 0.002) for _ in range(_ROUNDS)]) for call in calls]
     return Curve(tuple(map(float, BYTES)), tuple(seconds))

@@ -7,4 +7,4 @@ No module here imports Theano, NumPy or pygpu, even indirectly, because these to
 from synkhronos._cli.info import examine
 from synkhronos._cli.launcher import run
 from synkhronos._cli.mpirun import run_on
-from synkhronos._cli.plan import plan_program
+from synkhronos._cli.plan import plan_program, watch_program

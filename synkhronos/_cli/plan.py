@@ -8,6 +8,7 @@ closes its session or ends. The program ends when the table is complete.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import re
 import runpy
@@ -20,8 +21,12 @@ _CALLS = 5  # the first ones may compile
 _SECONDS = 20.0  # of all calls of a function, after which fewer calls are enough
 
 
+#: Arguments of calls that `synkhronos.plan` does not have.
+_OF_CALLS = ("num_slices", "check_against_theano", "output_subset", "batch_s")
+
+
 class _Complete(BaseException):
-    """The table is complete. A program does not catch it."""
+    """The table is complete, or cannot be made. A program does not catch it."""
 
 
 class _Seen:
@@ -52,10 +57,13 @@ class Watch:
     Attributes
     ----------
     result : Plan or None
+    error : Exception or None
+        Why the function cannot be measured.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.result: Any = None
+        self.error: Exception | None = None
         self._options = options
         self._seen: dict[Any, _Seen] = {}
         self._is_within = False  # a call, or the measurement
@@ -69,14 +77,16 @@ class Watch:
         for kind in (*functions, train.TrainFunction, train.ExactTrainFunction):
             if "__call__" in vars(kind):
                 self._wrap(kind, "__call__", self._call)
-        self._wrap(train.LocalTrainFunction, "loop", self._loop)
+        for kind in (train.TrainFunction, train.ExactTrainFunction, train.LocalTrainFunction):
+            self._wrap(kind, "loop", self._loop)
+        self._wrap(synkhronos, "loop", self._loop_of)
 
     def _wrap(self, kind: Any, name: str, handle: Callable[..., Any]) -> None:
         inner = getattr(kind, name)
 
         @functools.wraps(inner)
         def wrapper(one: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_within or self.result is not None:
+            if self._is_within or self.result is not None or self.error is not None:
                 return inner(one, *args, **kwargs)
             self._is_within = True
             try:
@@ -95,23 +105,42 @@ class Watch:
         seen.n_calls += 1
         seen.seconds += time.perf_counter() - start if seen.n_calls > 1 else 0.0
         seen.latest = args, kwargs
-        if seen.n_calls >= _CALLS or seen.seconds > _SECONDS:
+        is_recorded = _session_of(f).sequencer.place  # in a sequence
+        if (seen.n_calls >= _CALLS or seen.seconds > _SECONDS) and not is_recorded:
             self._measure(f, args, kwargs)
         return result
 
     def _loop(self, inner: Callable[..., Any], f: Any, args: Any, kwargs: Any) -> Any:
-        """Measure the step of a loop with a training rule, which has data in the place of inputs."""
-        if callable(args[0]):
-            return inner(*args, **kwargs)
-        named = {"batch": kwargs["batch_size"] * _session_of(f).n_ranks}
-        for key, value in (kwargs.get("schedule") or {}).items():
+        """Measure the step of a loop, which has data in the place of inputs."""
+        given = inspect.signature(inner).bind(*args, **kwargs).arguments
+        data = [given["x_data"], *([] if given.get("y_data") is None else [given["y_data"]])]
+        return self._measure_loop(inner, f, data, args, {**kwargs, **given.get("options", {})}, kwargs)
+
+    def _loop_of(self, inner: Callable[..., Any], f: Any, args: Any, kwargs: Any) -> Any:
+        """Measure the function of `synkhronos.loop`."""
+        inputs = args[0] if args else kwargs.get("inputs")
+        return self._measure_loop(inner, f, inputs, args, kwargs, kwargs)
+
+    def _measure_loop(self, inner: Callable[..., Any], f: Any, data: Any, args: Any, options: Any, kwargs: Any) -> Any:
+        is_of_arrays = isinstance(data, (list, tuple)) and data and not callable(data[0])
+        is_known = hasattr(f, "get_shared") or hasattr(f, "_structure")
+        if not is_of_arrays or "batch_size" not in options or not is_known:
+            return inner(*args, **kwargs)  # batches of a callable have no number of rows
+        named = {"batch": options["batch_size"] * _session_of(f).n_ranks}
+        for key, value in (options.get("schedule") or {}).items():
             named[getattr(key, "name", key)] = value(0) if callable(value) else value
-        return self._measure(f, args, named)
+        if options.get("rule") is not None:
+            self._options.setdefault("rule", options["rule"])
+        if options.get("params"):
+            named["params"] = options["params"]
+        return self._measure(f, tuple(data), named)
 
     def _stop(self, inner: Callable[..., Any], session: Any, args: Any, kwargs: Any) -> Any:
-        if not session.broken and sys.exc_info()[0] is None:
-            self.finish()
-        return inner(*args, **kwargs)
+        try:
+            if not session.broken and sys.exc_info()[0] is None:
+                self.finish()
+        finally:
+            inner(*args, **kwargs)
 
     def finish(self) -> None:
         """Measure the function with the most time, if none was measured, and if there is a session."""
@@ -122,19 +151,20 @@ class Watch:
     def _measure(self, f: Any, args: Any, kwargs: Any) -> None:
         import synkhronos
 
-        kwargs = {name: one for name, one in kwargs.items() if name not in ("num_slices", "check_against_theano")}
+        kwargs = {name: one for name, one in kwargs.items() if name not in _OF_CALLS}
+        args = (*args, *(kwargs.pop(name) for name in ("x_data", "y_data") if name in kwargs))
         batch, options = kwargs.pop("batch", None), dict(self._options)
         self._is_within = True
         if batch is not None and "batch" not in options:
             options["batch"] = _length(batch, args)
         try:
             self.result = synkhronos.plan(f, *args, **options, **kwargs)
-        except ValueError as error:
-            if "no scattered inputs and no sliceable" not in str(error):
-                raise
-            self._seen.pop(f, None)  # a function without rows, such as an update
-            self._is_within = False
-            return
+        except (ValueError, TypeError, ImportError, synkhronos.SynkhronosError) as error:
+            if "no scattered inputs and no sliceable" in str(error):
+                self._seen.pop(f, None)  # a function without rows, such as an update
+                self._is_within = False
+                return
+            self.error = error
         raise _Complete
 
 
@@ -203,8 +233,8 @@ def numbers(name: str, text: str) -> list[int]:
     return found
 
 
-def plan_program(program: Sequence[str], given: Any) -> int:
-    """Execute a program until a function was measured, and write the table to standard output.
+def watch_program(program: Sequence[str], given: Any) -> Watch:
+    """Prepare to execute a program.
 
     Parameters
     ----------
@@ -215,8 +245,7 @@ def plan_program(program: Sequence[str], given: Any) -> int:
 
     Returns
     -------
-    int
-        The exit code: 1 if there was no function to measure.
+    Watch
 
     Raises
     ------
@@ -227,19 +256,31 @@ def plan_program(program: Sequence[str], given: Any) -> int:
     with open(program[0], "rb"):
         pass
     watch.install()
+    return watch
+
+
+def plan_program(watch: Watch, program: Sequence[str], given: Any) -> int:
+    """Execute a program until a function was measured, and write the table to standard output; return the exit code.
+
+    The code is 1 if there was no function to measure, or if it could not be measured, of which `Watch.error` is the
+    reason.
+    """
     sys.argv[:] = program
     sys.path[0] = os.path.dirname(os.path.abspath(program[0]))
+    process = os.getpid()
     try:
         try:
             runpy.run_path(program[0], run_name="__main__")
         except SystemExit as error:
-            if error.code not in (None, 0):
+            if error.code not in (None, 0) or os.getpid() != process:
                 raise
         watch.finish()
     except _Complete:
         pass
     if watch.result is None:
-        sys.stdout.write(f"{program[0]} calls no function of Synkhronos of which the number of rows can be changed\n")
+        if watch.error is None:
+            text = "calls no function of Synkhronos of which the number of rows can be changed"
+            sys.stdout.write(f"{program[0]} {text}\n")
         return 1
     sys.stdout.write(f"{watch.result}\n")
     if given.csv is not None:

@@ -449,6 +449,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         """Complete the reduction in the background; note that this rank has computed during an early reduction."""
         if self._ticket is not None:
             self._ticket.complete()
+            self._ticket = None
         if self._under_way:
             self._computing.append((self._since, monotonic_ns()))
 

@@ -37,6 +37,7 @@ if typing.TYPE_CHECKING:
     from synkhronos._costs.predict import StepPrediction as StepPrediction
     from synkhronos._costs.predict import Workload as Workload
     from synkhronos._costs.predict import fit_link as fit_link
+    from synkhronos._costs.predict import messages_of as messages_of
     from synkhronos._costs.predict import predict_step as predict_step
     from synkhronos._costs.predict import predict_steps as predict_steps
     from synkhronos._costs.predict import verdict as verdict
@@ -50,6 +51,7 @@ _PREDICT = (
     "StepPrediction",
     "Workload",
     "fit_link",
+    "messages_of",
     "predict_step",
     "predict_steps",
     "verdict",

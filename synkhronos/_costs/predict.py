@@ -65,10 +65,16 @@ class Link:
         R. Thakur, R. Rabenseifner, W. Gropp (2005), Optimization of collective communication operations in MPICH. J.
         Bruck et al. (1997), Efficient algorithms for all-to-all communications in multiport message-passing systems.
         """
-        if n_bytes <= _FEW_BYTES * 4 / max(4, n_processes):
-            rounds = math.ceil(math.log2(n_processes))
-            return rounds * self.latency + (n_processes - 1) * n_bytes / self.bandwidth
-        return 2 * self.reduce_scatter(n_bytes, n_processes)
+        n_messages, size = messages_of(n_bytes, n_processes)
+        return n_messages * self.message(size)
+
+
+def messages_of(n_bytes: float, n_processes: int) -> tuple[int, float]:
+    """Return the messages that follow each other in an all-reduce, and the bytes of each; see `Link.all_reduce`."""
+    if n_processes > 1 and n_bytes <= _FEW_BYTES * 4 / max(4, n_processes):
+        rounds = math.ceil(math.log2(n_processes))
+        return rounds, (n_processes - 1) * n_bytes / rounds
+    return 2 * (n_processes - 1), n_bytes / n_processes
 
 
 def bytes_sent(n_bytes: float, n_processes: int) -> float:
@@ -210,6 +216,8 @@ class Workload:
         Bytes of each row of inputs that the controller copies to shared memory in each step, for the other ranks.
     memory : tuple of float
         Bytes that a rank needs without rows, and for each row.
+    is_float32 : bool
+        Whether all arrays that are all-reduced are float32, which a wire dtype makes shorter.
     """
 
     kernels: tuple[RowTimes, ...]
@@ -220,6 +228,7 @@ class Workload:
     divided: float = 0.0
     row_bytes: float = 0.0
     memory: tuple[float, float] = (0.0, 0.0)
+    is_float32: bool = True
 
     def compute(self, rows: float, ranks: int = 1) -> float:
         """Return the seconds that one rank computes, if a node has some number of ranks."""
@@ -387,12 +396,13 @@ def predict_step(
     rule = rule or Rule()
     n_ranks = nodes * ranks
     contention = cluster.contention.at(ranks) if cluster.contention and ranks > 1 else 1.0
-    command = 0.0
-    if n_ranks > 1:
+    command, is_bsp = 0.0, rule.kind == "bsp"
+    if n_ranks > 1 and is_bsp:  # a loop of local steps is one command, and its data is copied once
         command = cluster.command + input_seconds(workload, cluster, nodes, ranks, batch)
     rows = math.ceil(batch / n_ranks)
-    own = contention * workload.compute(rows, ranks)
-    undivided = contention * workload.compute(0, ranks) + command
+    n_dividing = ranks if is_bsp else 1  # of updates
+    own = contention * workload.compute(rows, n_dividing)
+    undivided = contention * workload.compute(0, n_dividing) + command
     factors = (*cluster.slow[:n_ranks], *(1.0,) * (n_ranks - len(cluster.slow)))
     within, between = exchange_seconds(workload, cluster, nodes, ranks)
     exchange = within + between
@@ -526,7 +536,7 @@ def verdict(
     where = where if sizes[-1] > 1 else f"of one node with {ranks} ranks"
     parts = [f"{last.limit} is the limit {where}"]
     if last.limit == "the link":
-        if cluster.wire_dtype == "float32":
+        if cluster.wire_dtype == "float32" and workload.is_float32:
             half = predict_step(workload, replace(cluster, wire_dtype="bfloat16"), sizes[-1], ranks, batch, rule)
             gain = last.seconds / half.seconds
             parts += [f"bfloat16 gives {gain:.1f}×"] if gain >= _WORTHWHILE else []

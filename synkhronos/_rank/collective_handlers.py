@@ -129,22 +129,27 @@ class CollectiveHandlers:
             values = [(var, _graph.get_array(var)) for var in map(self.variables.__getitem__, command.variables)]
             self._kept = [(var, value, copy.deepcopy(value)) for var, value in values]
 
-    def restore(self) -> None:
+    def restore(self, keep: bool = False) -> None:
         """Give variables the values that they had: the same arrays, which the program may hold, with the same content.
 
-        After an interrupt, it can be repeated.
+        After an interrupt, it can be repeated. With ``keep``, it can be repeated later, too.
         """
         with deferred_interrupts():
             for var, value, before in self._kept:
                 if isinstance(value, np.ndarray) and value.flags.writeable:
                     np.copyto(value, before)
-                    before = value
-                var.container.storage[0] = before
-            self._kept = []
+                elif isinstance(value, np.random.RandomState):
+                    value.set_state(before.get_state())
+                elif isinstance(value, np.random.Generator):
+                    value.bit_generator.state = before.bit_generator.state
+                else:
+                    value = copy.deepcopy(before) if keep else before
+                var.container.storage[0] = value
+            self._kept = self._kept if keep else []
 
     def _time_reduction(self, command: TimeReduction) -> list[float]:
-        """Return the seconds of all-reduces of an array of float32, on this node or on all."""
-        array = np.zeros(command.n_bytes // 4, np.float32)
+        """Return the seconds of all-reduces of an array of float64, which no wire dtype makes shorter."""
+        array = np.zeros(command.n_bytes // 8)
         self._at_work.append(array)
         seconds = []
         for _ in range(command.repetitions):

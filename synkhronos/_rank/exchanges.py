@@ -199,8 +199,11 @@ class Parameters:
         else:
             self.transport.all_reduce(arrays, op, None)
 
-    def average_parameters(self, x: np.ndarray, group: str = "all") -> np.ndarray:
-        """Return the average of parameters over all ranks, or the ranks of this node, in a buffer that is reused."""
+    def average_parameters(self, x: np.ndarray, group: str = "all", keep: bool = False) -> np.ndarray:
+        """Return the average of parameters over all ranks, or the ranks of this node, in a buffer that is reused.
+
+        With ``keep``, the next averages are as if this one had not been made.
+        """
         received, reference = self.received, self.reference
         if reference is None or group == "node":
             received[:] = x
@@ -209,7 +212,8 @@ class Parameters:
         np.subtract(x, reference, out=received)
         self.average([received])
         received += reference
-        reference[:] = received
+        if not keep:
+            reference[:] = received
         return received
 
     def start_average(self, message: Message) -> Message:
@@ -412,7 +416,7 @@ class _Averages(_Engine):
             of.renew_reference()
         elif self._sent is not None and not keep:
             self._merge(self._sent)
-        return of.average_parameters(of.pack())
+        return of.average_parameters(of.pack(), keep=keep)
 
 
 class _Unsynchronized(_Engine):

@@ -199,13 +199,20 @@ class Loops:
         of.n_steps = int(state["n_steps"]) if command.n_steps is None else command.n_steps
         for number, key in enumerate(command.variables):
             if f"variables/{number}" in state:
-                _graph.copy_array(self.variables[key], state[f"variables/{number}"])
+                var, value = self.variables[key], state[f"variables/{number}"]
+                own = _graph.get_array(var)
+                if (value.shape, value.dtype) != (own.shape, own.dtype):
+                    raise ValueError(
+                        f"resume has {value.dtype} of shape {value.shape} for {var}; expected {own.dtype} of shape "
+                        f"{own.shape}"
+                    )
+                _graph.copy_array(var, value)
             elif f"random/{number}" in state:
                 _set_random(_graph.get_array(self.variables[key]), state[f"random/{number}"])
         of.first_others = [state[f"first/{number}"] for number in range(len(of.first_others))]
         x = of.pack()
         if of.reference is not None:
-            of.reference[:] = state.get("reference", x)
+            of.reference[:] = state["reference"]
         if "random" in state:
             _set_random(of.random, state["random"])
         if of.rule.engine == "average" or command.n_steps is None:

@@ -73,6 +73,8 @@ class Replica:
     ----------
     on_node : range
         The ranks of this node.
+    wire_dtype : str or None
+        Type of float32 arrays on their way between nodes, if it is another one.
     completed : int
         Number of completed parts of the last command, if it is an `InOrder`.
     """
@@ -89,6 +91,7 @@ class Replica:
         self.rank = world.first + group.rank
         self.n_ranks = world.n_ranks
         self.on_node = range(world.first, world.first + group.n_ranks)
+        self.wire_dtype = world.wire_dtype
         self.is_controller = self.rank == world.master_rank
         self.completed = 0
         self.segments = segments
@@ -150,7 +153,7 @@ class Replica:
         if isinstance(command, InOrder):
             return any(map(self.changes_variables, command.parts))
         if not isinstance(command, Call):
-            return True
+            return not isinstance(command, SaveLoop)
         functions = [command.function, *([command.follow.function] if command.follow else [])]
         of_functions = any(_graph.updated_variables(self.functions[function]) for function in functions)
         return bool(command.step or command.updated or of_functions)

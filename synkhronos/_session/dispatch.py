@@ -23,6 +23,7 @@ from synkhronos._rank import (
     InOrder,
     Loop,
     Replica,
+    SaveLoop,
     TimeFunction,
     TornUpdate,
     summarize,
@@ -33,6 +34,7 @@ from synkhronos._utils import KeyedCache
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass, new_lock
 from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
+_LONG = (Loop, EndLoop, SaveLoop, TimeFunction)  # commands after which an interrupt waits for a rank's step, or copy
 _INTERRUPT_SECONDS = 0.7  # time for the ranks to reply after the controller was interrupted
 _MAX_RESTARTS = 3  # in a row, without a successful one
 _FRAMES = 150  # upper limit of the stack frames that `Dispatcher.issue` needs, including errors and logging
@@ -299,7 +301,7 @@ class Dispatcher:
 
         In a loop, each rank completes its step, which may take as long as the timeout; a second Ctrl-C ends this wait.
         """
-        if isinstance(command, (Loop, EndLoop, TimeFunction)) and not self._group.settle(self._timeout):
+        if isinstance(command, _LONG) and not self._group.settle(self._timeout):
             return False
         with deferred_interrupts():
             if not self._group.settle(_INTERRUPT_SECONDS) or self._group.dead():
@@ -308,7 +310,7 @@ class Dispatcher:
             outcome = self.finish_step(command)
             self._replica.forget(*self._ledger.sent)  # the interrupt may have come before `issue` did this
             self._received(self._group.collect())
-            if isinstance(command, (Loop, EndLoop, TimeFunction)):  # what follows makes the replicas equal
+            if isinstance(command, _LONG):  # what follows makes the replicas equal
                 return True
             text = f", and {outcome.text}" if outcome.text else ""
             if outcome.updated is None and not text:

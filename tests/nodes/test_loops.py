@@ -209,6 +209,56 @@ def test_a_loop_is_resumed_on_several_nodes(tmp_path):
     assert lines == ["True True"]
 
 
+SINGLE = """
+    from synkhronos.extensions import checkpoint
+    data = X.astype("float32"), Y.astype("float32")
+    v, p, q = theano.shared(np.zeros((40, 300), "float32"), "v"), T.fmatrix("p"), T.fmatrix("q")
+    error = T.sqr(p.dot(v) - q).mean()
+    h = synk.function([p, q], error, updates=[(v, v - np.float32(10) * T.grad(error, v))])
+
+    def train(rule, **options):
+        v.set_value(np.zeros((40, 300), "float32"))
+        run = synk.loop(h, data, params=[v], batch_size=3, rule=rule, **options)
+        assert all((value == run.params[0]).all() for value in synk.gather(v))
+        return run
+"""
+
+
+def test_rounded_averages_are_resumed_and_looking_at_them_changes_nothing(tmp_path):
+    path = str(tmp_path / "run.npz")
+    lines = run(
+        SINGLE,
+        f"""
+        rule = rules.Outer(every=4, delay=3, merge="pull")
+        def save(run):
+            if run.epoch == 2:
+                checkpoint.save_run({path!r}, run)
+        expected = train(rule, epochs=3).params[0]
+        looked = train(rule, epochs=3, on_epoch=lambda run: run.params and None).params[0]
+        saved = train(rule, epochs=3, on_epoch=save).params[0]
+        again = train(rule, epochs=3, resume=checkpoint.load_run({path!r})).params[0]
+        print([bool((one == expected).all()) for one in (looked, saved, again)])
+        synk.close()
+        """,
+        ranks=(1, 2),
+        WIRE_DTYPE="bfloat16",
+    )
+    assert lines == ["[True, True, True]"]
+
+
+def test_a_state_of_a_session_without_a_wire_dtype_is_resumed_with_one(tmp_path):
+    """Differences from values that are equal on all ranks are sent; such a state has none."""
+    path = str(tmp_path / "run.npz")
+    rule, save = "rules.LocalSGD(every=5)", f"lambda run: checkpoint.save_run({path!r}, run)"
+    run(SINGLE, f"train({rule}, epochs=2, on_epoch={save}); synk.close()", ranks=(1, 2))
+    resumed = f"""
+        resumed = train({rule}, epochs=3, resume=checkpoint.load_run({path!r})).params[0]
+        print(np.abs(resumed - train({rule}, epochs=3).params[0]).max() < 1e-2 * np.abs(resumed).max())
+        synk.close()
+    """
+    assert run(SINGLE, resumed, ranks=(1, 2), WIRE_DTYPE="bfloat16") == ["True"]
+
+
 def test_steps_with_collectives_are_those_of_one_node():
     source = """
         g = synk.function([x, y], loss, updates=[(w, w - 10 * synk.averaged(T.grad(loss, w)))])

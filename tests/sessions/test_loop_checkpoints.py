@@ -4,10 +4,11 @@ import functools
 
 import numpy as np
 import pytest
-from backend import RandomStreams, T, theano
+from backend import MRG_RandomStreams, RandomStreams, T, on_theano, theano
 
 import synkhronos as synk
 from synkhronos import rules
+from synkhronos._api.run import Saved
 from synkhronos.extensions import checkpoint
 
 N_ROWS = 61
@@ -247,6 +248,34 @@ def test_what_cannot_be_resumed_is_refused(synchronize, tmp_path):
 class Words(rules.Average):
     def begin(self, x, n_members):
         return {"words": ["a", object()]}
+
+
+def test_numbers_of_numpy_are_saved(synchronize, tmp_path):
+    model = make_model("float64")
+    options = {"seed": np.int64(3), "rule": rules.LocalSGD(every=np.int64(2))}
+    model.train(epochs=np.int64(1), on_epoch=lambda run: checkpoint.save_run(tmp_path / "run.npz", run), **options)
+    assert model.train(epochs=2, resume=checkpoint.load_run(tmp_path / "run.npz"), **options).epoch == 2
+
+
+@pytest.mark.skipif(not on_theano, reason="PyTensor's random states are no tensors")
+def test_streams_begin_again_on_another_number_of_ranks(synchronize):
+    """Ranks do not draw the same numbers afterwards."""
+    w, x, states = theano.shared(0.0, "w"), T.dvector("x"), []
+    draw = MRG_RandomStreams(7).uniform(size=(1,))
+    f = synk.function([x], [draw.sum(), x.sum()], updates=[(w, w + 1)])
+    options = {"params": [w], "batch_size": 1, "rule": rules.LocalSGD(every=2)}
+    synchronize(2)
+    synk.loop(f, [np.ones(8)], epochs=1, on_epoch=lambda run: states.append(run.state()), **options)
+    synchronize(3)
+    run = synk.loop(f, [np.ones(9)], epochs=2, resume=states[0], **options)
+    last = [one[-1, 0] for one in run.outputs]
+    assert len(set(last)) == 3
+
+
+@pytest.mark.parametrize("about", ["[]", "{}", "no JSON", '{"version": 1, "names": 3}'])
+def test_a_state_whose_facts_are_damaged_is_refused(about):
+    with pytest.raises(ValueError, match="about of resume is damaged; expected what"):
+        Saved({"about": np.array(about)})
 
 
 def test_a_state_that_needs_pickling_is_refused(synchronize):
