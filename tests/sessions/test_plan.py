@@ -243,16 +243,63 @@ with synk.session(RANKS, use_gpu=False):
 """
 
 
-def run_plan(tmp_path, *words, options="", turns=1000, ranks=2, launcher=()):
+START = f"""
+{SCRIPT.partition("with synk.session")[0]}
+synk.fork(2, use_gpu=False)
+rows = np.ones((40, 3))
+"""
+
+
+def run_plan(tmp_path, *words, options="", turns=1000, ranks=2, launcher=(), script=SCRIPT):
     """Run the command on a script; return the exit code, and the output."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        SCRIPT.replace("{OPTIONS}", f"dict({options})").replace("TURNS", str(turns)).replace("RANKS", str(ranks))
+    path = tmp_path / "script.py"
+    path.write_text(
+        script.replace("{OPTIONS}", f"dict({options})").replace("TURNS", str(turns)).replace("RANKS", str(ranks))
     )
-    command = [*launcher, sys.executable, "-m", "synkhronos", "plan", str(script), *words]
+    command = [*launcher, sys.executable, "-m", "synkhronos", "plan", str(path), *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     return done.returncode, done.stdout, done.stderr
+
+
+#: Other ways to make steps of 24 rows.
+WAYS = {
+    "parallelize": """
+with synk.parallelize():
+    f = theano.function([x, t], loss, updates=[(w, w - 0.1 * T.grad(loss, w))])
+for turn in range(9):
+    f(rows[:24], rows[:24, 0])
+""",
+    "loop": """
+f = synk.function([x, t], loss, updates=[(w, w - 0.1 * T.grad(loss, w))])
+synk.loop(f, [rows, rows[:, 0]], params=[w], batch_size=12, epochs=1, rule=synk.rules.LocalSGD(every=2))
+""",
+    "loop of a step": """
+step = train.make_train_function(loss, [w], x, t, "sgd", learning_rate=0.1)
+step.loop(x_data=rows, y_data=rows[:, 0], batch_size=12, epochs=1)
+""",
+    "sequence": """
+f = synk.function([x, t], loss, updates=[(w, w - 0.1 * T.grad(loss, w))], exact=True)
+for turn in range(9):
+    with synk.sequence():
+        f(rows[:24], rows[:24, 0])
+f(rows[:24], rows[:24, 0])
+""",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_command_measures_other_ways_to_make_steps(tmp_path, way):
+    code, text, errors = run_plan(tmp_path, script=START + WAYS[way] + 'print("the end")')
+    assert code == 0, errors
+    assert "\n    1      2     24 " in text
+    assert "the end" not in text
+
+
+def test_an_error_of_the_script_keeps_its_traceback(tmp_path):
+    code, _, errors = run_plan(tmp_path, script="import no_such_module")
+    assert code == 1
+    assert "Traceback" in errors and "script.py" in errors and "no_such_module" in errors
 
 
 def test_the_command_measures_a_script(tmp_path):
