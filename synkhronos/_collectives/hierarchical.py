@@ -11,7 +11,6 @@ between the nodes, the ranks of each node reduce the next piece and fetch the re
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
@@ -34,7 +33,7 @@ from synkhronos._collectives.buckets import (
     split_memory,
     way_of,
 )
-from synkhronos._collectives.pipeline import Division, EarlyReduction, Lead, Pieces, Plan, Ticket
+from synkhronos._collectives.pipeline import Division, EarlyReduction, Lead, Pieces, Plan, Ticket, go_on
 from synkhronos._collectives.transport import HostTransport, Part, ShapesDiffer, SharedMemoryTransport, Workspace
 from synkhronos._processes import STRAGGLING, check_exchange, check_nodes
 from synkhronos.errors import CollectiveAborted
@@ -441,9 +440,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         """Have a thread advance an early reduction while this rank computes."""
         if self._under_way:
             self._since = monotonic_ns()
-            if self._comm.may_poll:
-                with contextlib.suppress(OSError):  # there can be no more threads: `finish` advances the pieces
-                    self._comm.exchange.poll()
+            go_on(self._comm)
 
     def _come_back(self) -> None:
         """Complete the reduction in the background; note that this rank has computed during an early reduction."""

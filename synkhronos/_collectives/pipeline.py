@@ -321,6 +321,13 @@ class EarlyReduction:
         ]
 
 
+def go_on(comm: LeaderTransport) -> None:
+    """Have a thread advance the exchanges of a leader, if MPI allows it; otherwise, its waits advance them."""
+    if comm.may_poll:
+        with contextlib.suppress(OSError):  # there can be no more threads
+            comm.exchange.poll()
+
+
 class Ticket:
     """A reduction of an array over all ranks that goes on while the ranks compute, on one rank.
 
@@ -432,9 +439,7 @@ class Lead:
             return np.empty(size, dtype)
 
         self._between.begin(*self._memory, lend)
-        if self._comm.may_poll:
-            with contextlib.suppress(OSError):  # there can be no more threads: `complete` advances the exchange
-                self._comm.exchange.poll()
+        go_on(self._comm)
 
     def complete(self) -> None:
         """Wait for the end of the exchange; the exceptions are those of `Ticket.complete`."""
