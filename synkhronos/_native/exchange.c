@@ -8,6 +8,8 @@
 #define LEAST_WINDOW (2 * CHUNK_BYTES)
 #define FIRST_WINDOW ((size_t)512 << 10) /* after a rest, in which the rate of the link may have changed */
 #define LARGEST_WINDOW ((size_t)1 << 30)
+#define MOST_PENDING ((size_t)1 << 20) /* bytes that MPI has not completed; others, and acknowledgements, wait behind them */
+#define REST_NS 3000000            /* least duration of a rest */
 #define WINDOW_NS 150000000        /* time in which the link transfers the bytes in flight */
 #define UNACKNOWLEDGED 2           /* chunks at the end of each message */
 #define ACKNOWLEDGEMENT_NS 2000000 /* time between two acknowledgements of a message */
@@ -187,13 +189,16 @@ static int send(struct exchange *self, struct piece *piece, struct message *to)
     int is_done = 1, error = receive_acknowledgements(self, to);
     while (!error && is_done) {
         error = test_oldest(self, to, &is_done);
-        to->n_done += !error && is_done;
+        if (!error && is_done)
+            self->pending -= to->sizes[to->n_done++ % CHUNKS_AHEAD];
     }
     if (error)
         return error;
     for (; to->n_passed < to->n_done && (to->n_passed >= due || to->n_passed < to->n_acknowledged); to->n_passed++) {
         size_t n_bytes = to->sizes[to->n_passed % CHUNKS_AHEAD];
         self->in_flight -= n_bytes;
+        if (n_bytes && !self->in_flight)
+            self->rested = now_ns();
         if (to->n_passed < due)
             measure(self, n_bytes);
     }
@@ -202,14 +207,17 @@ static int send(struct exchange *self, struct piece *piece, struct message *to)
         /* One chunk of each message of the oldest piece may always be sent: a leader that has failed may wait for it,
          * and not yet have begun the later pieces that fill the window. */
         int is_oldest = piece == self->first && to->n_begun == to->n_passed;
-        if (n_bytes && self->in_flight && self->in_flight + n_bytes > self->window && !is_oldest)
+        int is_full = self->pending >= MOST_PENDING || (self->in_flight && self->in_flight + n_bytes > self->window);
+        if (n_bytes && is_full && !is_oldest)
             return 0;
-        if (!self->in_flight) {
+        if (n_bytes && !self->in_flight) {
             self->counted = 0;
             self->since = now_ns();
-            self->window = self->window < FIRST_WINDOW ? self->window : FIRST_WINDOW;
+            if (self->since - self->rested > REST_NS && self->window > FIRST_WINDOW)
+                self->window = FIRST_WINDOW;
         }
         self->in_flight += n_bytes;
+        self->pending += n_bytes;
         to->sizes[chunk % CHUNKS_AHEAD] = n_bytes;
         to->n_begun++;
         error = begin_send(&self->mpi, to, to->tag, to->data + chunk * CHUNK_BYTES, n_bytes,

@@ -10,7 +10,9 @@
  * Large messages are sent in chunks. The bytes in flight are limited to what the link transfers in a fraction of a second
  * at its measured rate, so that a failed leader has soon sent all that it owes. That MPI has completed a send does not
  * show that its bytes have left this machine, because sockets have large buffers. The receiver therefore acknowledges
- * chunks: at intervals, it sends back how many it has received. */
+ * chunks: at intervals, it sends back how many it has received. An acknowledgement waits behind all that MPI has to send to
+ * that leader, so MPI gets few chunks at a time. Otherwise the window of one leader, filled with its data, would delay the
+ * acknowledgements to another, whose window would shrink and stay small. */
 #ifndef SYNKHRONOS_EXCHANGE_H
 #define SYNKHRONOS_EXCHANGE_H
 
@@ -83,8 +85,9 @@ struct exchange {
     struct piece *first;           /* queue of the pieces that are not complete */
     int error;                     /* error code of MPI; nothing is advanced after an error */
     size_t in_flight, window;      /* bytes */
+    size_t pending;                /* bytes that MPI has not completed */
     size_t counted;                /* bytes that were acknowledged since `since` */
-    int64_t since;                 /* nanoseconds */
+    int64_t since, rested;         /* nanoseconds; `rested`: when the last byte in flight was acknowledged */
     _Alignas(16) char status[128]; /* an MPI_Status */
     pthread_t thread;
     pthread_cond_t changed; /* one of the following, or `first` */

@@ -47,6 +47,7 @@ class SimulatedMpi:
         self.n_requests = 0
         self.n_delivered = defaultdict(int)  # the same
         self.most = {}  # the same: how many messages are delivered
+        self.most_pending = 0  # largest number of bytes from one leader to another that were sent and not delivered
         handle = ctypes.c_int if handle_bytes == 4 else ctypes.c_void_p
         self.handle = ctypes.POINTER(handle)
         number, pointer = ctypes.c_int, ctypes.c_void_p
@@ -90,6 +91,8 @@ class SimulatedMpi:
         with self.enter(leader), self.lock:
             key = leader, destination, tag
             self.sent[key].append((ctypes.string_at(data, count), self.new_request(request, leader)))
+            pending = (one for where, queue in self.sent.items() if where[:2] == key[:2] for one in queue)
+            self.most_pending = max(self.most_pending, sum(len(content) for content, _ in pending))
         return 0
 
     def irecv(self, data, count, kind, source, tag, communicator, request):
@@ -289,6 +292,25 @@ def test_a_full_window_does_not_keep_the_oldest_piece_from_going_on():
     pieces[1].begin(given[1][1], outs[1][1], lambda what, size, dtype: np.empty(size, dtype))
     go_on(lambda: [one._n_complete for one in pieces] == [2, 2])
     assert np.array_equal(outs[0][1], expected[1]) and np.array_equal(outs[1][1], expected[1])
+
+
+def test_mpi_has_few_bytes_at_a_time():
+    """Otherwise acknowledgements and votes would wait behind them, and the windows of leaders would differ for long."""
+    mpi = SimulatedMpi(4, 0)
+    plans, given, expected = made(2, [4_000_000] * 2)
+    outs = [[np.empty(plan.length, "float32") for plan in plans] for _ in range(2)]
+    pieces = [Pieces(Leader(mpi, node), plans, Deadline(None), list, "") for node in range(2)]
+    for node in range(2):
+        for k in range(2):
+            pieces[node].begin(given[node][k], outs[node][k], lambda what, size, dtype: np.empty(size, dtype))
+    end = time.monotonic() + _SECONDS
+    while [one._n_complete for one in pieces] != [2, 2]:
+        assert time.monotonic() < end
+        mpi.deliver()
+        for one in pieces:
+            one._advance()
+    assert all(np.array_equal(outs[node][k], expected[k]) for node in range(2) for k in range(2))
+    assert (1 << 19) < mpi.most_pending <= (1 << 20) + 3 * (128 << 10)  # one chunk of each step may come on top
 
 
 @pytest.mark.parametrize("short", ["float16", "bfloat16"])
