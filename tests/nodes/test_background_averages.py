@@ -102,12 +102,12 @@ def test_averages_go_on_while_ranks_make_steps(ranks):
                         wait_for(lambda: lead._place is None or len(votes.of(lead._place)) == n_nodes, "votes")
                     elif step == 17:
                         wait_for(lambda: all(piece.is_complete for piece in between._under_way), "the exchange")
-                        assert len(between._under_way) == 1
+                        assert between._n_begun == 2  # pieces of 1.2 MB
                 yield [np.ones(1, "float32")]
 
         run = train(30, batches)
         print(run.steps == [30] * n, run.staleness, run.params[0][0], [one[-1, 0] for one in run.outputs] == [29.0] * n)
-        print(all(one.times[0][1] < one.computing[1] for one in Lead.made[:1]), len(Lead.made))
+        print(all(when[1] < one.computing[1] for one in Lead.made[:1] for when in one.times), len(Lead.made))
         synk.close()
         """,
         n=len(ranks),
@@ -242,6 +242,87 @@ def test_a_worker_is_killed(slow, restart):
         assert when - since < NOTIFIED
     assert hear(job)[1] == "24.0"
     ends_well(slow, job)
+
+
+LARGE = LOOP.replace("SIZE", "1_600_000")
+
+
+@pytest.fixture
+def slower(hosts):
+    hosts.limit("8mbit")
+    yield hosts
+    hosts.limit(None)
+
+
+def test_the_timeout_limits_a_piece_and_not_an_average(slower):
+    """The average takes 6 s, and each of its four pieces a quarter of that."""
+    job = start_until_ready(
+        slower,
+        LARGE,
+        """
+        n = fork(timeout=3)
+        w, f = make()
+        say("ready")
+        run = train(7, rule=rules.Outer(every=6, delay=1, merge="delta"))
+        (lead,) = Lead.made
+        say(run.staleness, run.params[0][0], len(lead.times), lead.times[-1][1] - lead.computing[1] > 4.5e9)
+        synk.close()
+        """,
+    )
+    assert hear(job)[1] == "[1] 7.0 4 True"
+    ends_well(slower, job)
+
+
+def test_an_average_without_progress_is_reported(slower):
+    job = start_until_ready(
+        slower,
+        LARGE,
+        """
+        n = fork(timeout=3)
+        w, f = make()
+        when_on_its_way(lambda: say("ready"))
+        try:
+            train(10**6)
+        except synk.WorkerTimeout as error:
+            say(error)
+        """,
+    )
+    since = time.monotonic()
+    slower.leader("hostb").send_signal(signal.SIGSTOP)
+    when, text = hear(job)
+    assert text.startswith("the leader of node 1 (hostb) did not continue a collective within 3 seconds")
+    assert when - since < NOTIFIED + 9
+    ends_badly(slower, job, since, limit=30)
+
+
+def test_the_timeout_limits_a_part_of_a_state(hosts):
+    """The state of the ranks of a node takes 6 s, and a part of it a third of that."""
+    hosts.limit("16mbit")
+    try:
+        job = start_until_ready(
+            hosts,
+            LARGE,
+            """
+            n = fork(timeout=3)
+            w, f = make()
+            say("ready")
+            states, seconds = [], []
+
+            def save(run):
+                began = time.monotonic()
+                states.append(run.state())
+                seconds.append(time.monotonic() - began)
+
+            options = {"params": [w], "batch_size": 1, "rule": rules.LocalSGD(every=9)}
+            synk.loop(f, [np.ones(2 * n, "float32")], epochs=1, on_epoch=save, **options)
+            say(seconds[0] > 4.5, [bool((states[0][f"{rank}/variables/0"] == 2).all()) for rank in range(n)])
+            synk.close()
+            """,
+        )
+        assert hear(job)[1] == "True [True, True, True, True]"
+        ends_well(hosts, job)
+    finally:
+        hosts.limit(None)
 
 
 def test_a_worker_hangs(slow):
