@@ -246,83 +246,98 @@ def test_a_worker_is_killed(slow, restart):
 
 LARGE = LOOP.replace("SIZE", "1_600_000")
 
+#: A loop that waits after its first epoch until the link is slow, and then calls ``act``.
+BEGIN = """
+    from pathlib import Path
+    from deadline import wait_for
+
+    n = fork(timeout=4)
+    w, f = make()
+
+    def train_slowly(rule, act=lambda run: None):
+        def on_epoch(run):
+            if run.epoch == 1:
+                say("ready")
+                wait_for(Path({path!r}).exists, "the limit of the link")
+                del Lead.made[:]
+                act(run)
+
+        options = {{"params": [w], "batch_size": 1, "rule": rule, "on_epoch": on_epoch}}
+        return synk.loop(f, [np.ones(7 * n, "float32")], epochs=2, **options)
+"""
+
 
 @pytest.fixture
-def slower(hosts):
-    hosts.limit("8mbit")
-    yield hosts
+def start_slow(hosts, tmp_path):
+    """Return a function that starts a program, and limits the rate of its link after its first epoch."""
+
+    def begin(rate, source):
+        path = tmp_path / "slow"
+        job = start_until_ready(hosts, LARGE, BEGIN.format(path=str(path)), source)
+        hosts.limit(rate)
+        path.touch()
+        return job
+
+    yield begin
     hosts.limit(None)
 
 
-def test_the_timeout_limits_a_piece_and_not_an_average(slower):
-    """The average takes 6 s, and each of its four pieces a quarter of that."""
-    job = start_until_ready(
-        slower,
-        LARGE,
+def test_the_timeout_limits_a_piece_and_not_an_average(hosts, start_slow):
+    """The average takes 8 s, and each of its four pieces a quarter of that."""
+    job = start_slow(
+        "6mbit",
         """
-        n = fork(timeout=3)
-        w, f = make()
-        say("ready")
-        run = train(7, rule=rules.Outer(every=6, delay=1, merge="delta"))
+        run = train_slowly(rules.Outer(every=6, delay=1, merge="delta"))
         (lead,) = Lead.made
-        say(run.staleness, run.params[0][0], len(lead.times), lead.times[-1][1] - lead.computing[1] > 4.5e9)
+        say(run.staleness, run.params[0][0], len(lead.times), lead.times[-1][1] - lead.computing[1] > 6e9)
         synk.close()
         """,
     )
-    assert hear(job)[1] == "[1] 7.0 4 True"
-    ends_well(slower, job)
+    assert hear(job)[1] == "[1, 1] 14.0 4 True"
+    ends_well(hosts, job)
 
 
-def test_an_average_without_progress_is_reported(slower):
-    job = start_until_ready(
-        slower,
-        LARGE,
+def test_an_average_without_progress_is_reported(hosts, start_slow):
+    job = start_slow(
+        "6mbit",
         """
-        n = fork(timeout=3)
-        w, f = make()
-        when_on_its_way(lambda: say("ready"))
+        def act(run):
+            when_on_its_way(lambda: say("on its way"))
+
         try:
-            train(10**6)
+            train_slowly(rules.Outer(every=6, delay=1, merge="delta"), act)
         except synk.WorkerTimeout as error:
             say(error)
         """,
     )
+    assert hear(job)[1] == "on its way"
     since = time.monotonic()
-    slower.leader("hostb").send_signal(signal.SIGSTOP)
+    hosts.leader("hostb").send_signal(signal.SIGSTOP)
     when, text = hear(job)
-    assert text.startswith("the leader of node 1 (hostb) did not continue a collective within 3 seconds")
-    assert when - since < NOTIFIED + 9
-    ends_badly(slower, job, since, limit=30)
+    assert text.startswith("the leader of node 1 (hostb) did not continue a collective within 4 seconds")
+    assert when - since < NOTIFIED + 10
+    ends_badly(hosts, job, since, limit=30)
 
 
-def test_the_timeout_limits_a_part_of_a_state(hosts):
-    """The state of the ranks of a node takes 6 s, and a part of it a third of that."""
-    hosts.limit("16mbit")
-    try:
-        job = start_until_ready(
-            hosts,
-            LARGE,
-            """
-            n = fork(timeout=3)
-            w, f = make()
-            say("ready")
-            states, seconds = [], []
+def test_the_timeout_limits_a_part_of_a_state(hosts, start_slow):
+    """The state of the ranks of a node takes 8 s, and a part of it a third of that."""
+    job = start_slow(
+        "12mbit",
+        """
+        states, seconds = [], []
 
-            def save(run):
-                began = time.monotonic()
-                states.append(run.state())
-                seconds.append(time.monotonic() - began)
+        def act(run):
+            began = time.monotonic()
+            states.append(run.state())
+            seconds.append(time.monotonic() - began)
 
-            options = {"params": [w], "batch_size": 1, "rule": rules.LocalSGD(every=9)}
-            synk.loop(f, [np.ones(2 * n, "float32")], epochs=1, on_epoch=save, **options)
-            say(seconds[0] > 4.5, [bool((states[0][f"{rank}/variables/0"] == 2).all()) for rank in range(n)])
-            synk.close()
-            """,
-        )
-        assert hear(job)[1] == "True [True, True, True, True]"
-        ends_well(hosts, job)
-    finally:
-        hosts.limit(None)
+        train_slowly(rules.LocalSGD(every=9), act)
+        say(seconds[0] > 6, [bool((states[0][f"{rank}/variables/0"] == 7).all()) for rank in range(n)])
+        synk.close()
+        """,
+    )
+    assert hear(job)[1] == "True [True, True, True, True]"
+    ends_well(hosts, job)
 
 
 def test_a_worker_hangs(slow):
