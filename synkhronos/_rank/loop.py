@@ -208,7 +208,7 @@ class Loops:
     def restore(self, command: RestoreLoop) -> None:
         """Continue a loop from a state."""
         of, engine = self._of(command.key)
-        state = unpack(self.segments.view(command.states[self.rank]))
+        state = unpack(self.segments.view(command.states[self.rank]).tobytes())
         of.n_steps = int(state["n_steps"]) if command.n_steps is None else command.n_steps
         for number, key in enumerate(command.variables):
             if f"variables/{number}" in state:
@@ -245,7 +245,7 @@ def pack(arrays: dict[str, np.ndarray]) -> np.ndarray:
     return np.frombuffer(file.getbuffer(), np.uint8)
 
 
-def unpack(archive: bytearray | np.ndarray) -> dict[str, np.ndarray]:
+def unpack(archive: bytes | bytearray) -> dict[str, np.ndarray]:
     """Return the arrays of an archive."""
     with np.load(io.BytesIO(archive), allow_pickle=False) as arrays:
         return dict(arrays)
