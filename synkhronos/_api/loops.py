@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import math
 import operator
@@ -18,13 +17,11 @@ from synkhronos._api.collectives import broadcast
 from synkhronos._api.data_arrays import Data, data
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
-from synkhronos._api.run import Run, Saved, Speed
+from synkhronos._api.run import Run, Saved, bar_of, states_of_ranks
 from synkhronos._api.variables import start
 from synkhronos._backends import is_random_state
-from synkhronos._rank import MOST_BARRIERS, MOST_STEPS, Board, EndLoop, Exchange, Loop, Records, RestoreLoop, SaveLoop
+from synkhronos._rank import MOST_BARRIERS, MOST_STEPS, Board, EndLoop, Exchange, Loop, Records, RestoreLoop, pack
 from synkhronos._session import Session, current
-from synkhronos._utils.display import Progress
-from synkhronos._utils.display import progress as show_progress
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind
 from synkhronos.errors import SessionError, SynkhronosError, WorkerRestarted
 from synkhronos.rules import BSP, Average, Rule
@@ -239,8 +236,7 @@ def _in_step(
     in_epoch = math.ceil(n_rows / (size * n_ranks))
     bar = contextlib.ExitStack()
     try:
-        shown = show_progress("training", plan.total(in_epoch))
-        work = bar.enter_context(shown) if progress else Progress("training")
+        work = bar.enter_context(bar_of(progress, plan.total(in_epoch)))
         while n_steps := plan.of_epoch(run.epoch, in_epoch):
             order = _shuffled(n_rows, n_steps * size * n_ranks, seed, run.epoch)
             for rows in order.reshape(n_steps, -1):
@@ -379,9 +375,8 @@ class _Loop:
             with deferred_interrupts():
                 self._begin()
                 self._resume(run, in_epoch)
-            if progress:
-                n_steps = plan.total(in_epoch) * len(session.loops)
-                bar.enter_context(show_progress("training", n_steps, Speed(session.loops).look))
+            n_steps = plan.total(in_epoch) * len(session.loops)
+            bar.enter_context(bar_of(progress, n_steps, session.loops))
             while n_steps := plan.of_epoch(run.epoch, in_epoch):
                 self._make_epoch(run, n_steps, in_epoch)
                 run.epoch, self._last = run.epoch + 1, n_steps
@@ -488,9 +483,7 @@ class _Loop:
         mean = np.concatenate([value.reshape(-1) for value in saved.params()])
         for state in states:
             state.setdefault("reference", mean)  # equal on all ranks
-            file = io.BytesIO()
-            np.savez(file, **state)
-            archives.append(np.frombuffer(file.getbuffer(), np.uint8))
+            archives.append(pack(state))
         with session.lock:
             refs = session.stage(archives) * (session.n_ranks if n_steps is not None else 1)
             session.run(RestoreLoop(self._key, self._saved_keys, tuple(refs), n_steps))
@@ -500,11 +493,9 @@ class _Loop:
         session = self._session
         if not self._is_open:
             raise SessionError(_NO_RESULT)
-        results = session.run(SaveLoop(self._key, self._saved_keys))
-        own = results[session.master_rank]
-        results[session.master_rank] = dict(zip(own, session.private(list(own.values()))))
+        states = states_of_ranks(session, self._key, self._saved_keys)
         facts = {"mean_loss": run._mean_loss(max(0, min(run.steps) - self._last)), "last_epoch": self._last}
-        return {**self._about, **facts}, results
+        return {**self._about, **facts}, states
 
     def _make_epoch(self, run: Run, n_steps: int, in_epoch: int) -> None:
         n_ranks, n_rows = self._session.n_ranks, self._n_rows

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos._rank import Records
+from synkhronos._rank import STATE_PART, Records, SaveLoop, unpack
+from synkhronos._session import Session
+from synkhronos._utils.display import Progress, progress
 from synkhronos.errors import SessionError
 
 _VERSION = 1  # of the arrays in a state
@@ -169,6 +173,38 @@ class Run:
             return loss
         last = [one[first:, 0] for one in self.outputs if one.shape[1]]
         return float(np.concatenate(last).mean()) if last else math.nan
+
+
+def states_of_ranks(session: Session, key: int, variables: tuple[int, ...]) -> list[dict[str, np.ndarray]]:
+    """Return the state of a loop on each rank, with the values of variables.
+
+    A command returns a part of each state, so that the time-out limits the transfer of a part only.
+    """
+    archives = [bytearray() for _ in range(session.n_ranks)]
+    with session.lock:
+        for start in itertools.count(0, STATE_PART):
+            parts = [part for (part,) in session.run(SaveLoop(key, variables, start))]
+            for archive, part in zip(archives, parts):
+                archive.extend(part)
+            if max(map(len, parts)) < STATE_PART:
+                break
+    return [unpack(archives.pop(0)) for _ in range(session.n_ranks)]  # so that few of them exist twice
+
+
+def bar_of(is_shown: bool, n_steps: int, loops: np.ndarray | None = None) -> AbstractContextManager[Progress]:
+    """Return a progress bar of a loop, or one that is not shown.
+
+    Parameters
+    ----------
+    is_shown : bool
+    n_steps : int
+        Number of steps, of all ranks of this node if ``loops`` is given.
+    loops : int64 array of shape (n_ranks, 4), optional
+        See `StatusBoard.loops`. ``None``: the loop counts its steps.
+    """
+    if not is_shown:
+        return nullcontext(Progress("training"))
+    return progress("training", n_steps, None if loops is None else Speed(loops).look)
 
 
 class Speed:

@@ -33,9 +33,9 @@ from synkhronos._collectives.buckets import (
     split_memory,
     way_of,
 )
-from synkhronos._collectives.pipeline import Division, EarlyReduction, Lead, Pieces, Plan, Ticket, go_on
+from synkhronos._collectives.pipeline import Division, EarlyReduction, Lead, Lend, Pieces, Plan, Ticket, go_on, lend_new
 from synkhronos._collectives.transport import HostTransport, Part, ShapesDiffer, SharedMemoryTransport, Workspace
-from synkhronos._processes import STRAGGLING, check_exchange, check_nodes
+from synkhronos._processes import STRAGGLING, agree, check_exchange, check_nodes
 from synkhronos.errors import CollectiveAborted
 
 if TYPE_CHECKING:
@@ -159,6 +159,14 @@ class HierarchicalTransport(SharedMemoryTransport):
             return np.empty(sum(self._local(part.how)), part.array.dtype)
         return np.empty((self._n_local if part.how.within is None else 1) * part.array.size, part.how.dtype)
 
+    def _there(self, piece: Piece, given: np.ndarray | None) -> list[Part]:
+        """Return the parts of a collective that form this node's contribution to a piece, in memory of its leader."""
+        return [
+            (part.array, memory, self._within(part))
+            for part, memory in zip(piece, split_memory(piece, given))
+            if memory is not part.array
+        ]
+
     def _back(self, part: Bucket, result: np.ndarray | None) -> Part:
         """Return the part of a collective that broadcasts a result from the leader to the ranks of this node.
 
@@ -192,7 +200,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         """
         arrays = [] if signature is None else brought
         words = self._hear(lambda: self._comm.vote(signature, arrays, self._check_nodes, fill_in))
-        if signature is None or any(word != signature for word, _ in words):
+        if not agree(words):
             return None
         results = []
         for i, part in enumerate(small):
@@ -261,10 +269,8 @@ class HierarchicalTransport(SharedMemoryTransport):
         last = len(pieces) + _UNDER_WAY if pieces else 0
         for turn in range(last + 1):
             if turn < len(pieces):
-                memories.append(self._memory_for(pieces[turn], turn))
-                for part, memory in zip(pieces[turn], split_memory(pieces[turn], memories[turn][0])):
-                    if memory is not part.array:
-                        now.append((part.array, memory, self._within(part)))
+                memories.append(self._memory_for(pieces[turn], functools.partial(self._lend, turn)))
+                now += self._there(pieces[turn], memories[turn][0])
             done = turn - _UNDER_WAY - 1
             if done >= 0:
                 if between is not None:
@@ -359,9 +365,7 @@ class HierarchicalTransport(SharedMemoryTransport):
             piece = early.parts(k)
             given, result = self._early_memory(early, piece, k)
             memories.append((given, result))
-            for part, memory in zip(piece, split_memory(piece, given)):
-                if memory is not part.array:
-                    there.append((part.array, memory, self._within(part)))
+            there += self._there(piece, given)
         agreed = self._run_here(there, early.signature) is not None
         if not early.n_begun and self._leads:
             early.between = self._exchange_of(early.division.plans)
@@ -479,22 +483,20 @@ class HierarchicalTransport(SharedMemoryTransport):
         """
         self._come_back()
         how = self.reduction_of(op, array.dtype, array.dtype, (1,) * self._n_ranks)
-        out = np.empty(array.size, array.dtype)
-        part, given = Bucket(array.reshape(-1), out, how), None
-        if self._leads:
-            given = out
-            if how.within is None:
-                given = part.array if self._n_local == 1 else np.empty(self._n_local * array.size, how.dtype)
+        whole = Bucket(array.reshape(-1), np.empty(array.size, array.dtype), how)
+        pieces = divide([whole], [False])[1] if array.size else []
+        memories = [self._memory_for(piece, lend_new) for piece in pieces]
+        there = [part for piece, (given, _) in zip(pieces, memories) for part in self._there(piece, given)]
         signature = hash((_IN_BACKGROUND, array.shape, zlib.crc32(f"{op} {array.dtype}".encode())))
-        agreed = self._run_here([] if given is part.array else [(part.array, given, self._within(part))], signature)
+        agreed = self._run_here(there, signature)
         lead = None
-        if given is not None:
-            is_small = find_small([part], len(self._world.sizes))[0]
-            plans = [plan._replace(is_unchanged=is_small) for plan in self._plans([[part]] if array.size else [])]
-            lead = Lead(
-                self._comm, self._exchange_of(plans), None if agreed is None else signature, (given, out), self._hear_at
-            )
-        self._ticket = Ticket(lead, functools.partial(self._distribute, part, array.shape))
+        if self._leads:
+            is_small = find_small([whole], len(self._world.sizes))[0]
+            plans = [plan._replace(is_unchanged=is_small) for plan in self._plans(pieces)]
+            between, word = self._exchange_of(plans), None if agreed is None else signature
+            own = cast("list[tuple[np.ndarray, np.ndarray]]", memories)  # a leader has all of them
+            lead = Lead(self._comm, between, word, own, self._hear_at)
+        self._ticket = Ticket(lead, functools.partial(self._distribute, whole, array.shape))
         return self._ticket
 
     def _hear_at(self, place: Place) -> Ballots:
@@ -503,10 +505,10 @@ class HierarchicalTransport(SharedMemoryTransport):
 
     def _distribute(self, part: Bucket, shape: tuple[int, ...], lead: Lead | None) -> np.ndarray:
         """Return the result of a reduction in the background on each rank of this node."""
-        is_refused = lead is not None and lead.result is None
+        is_refused = lead is not None and not lead.is_agreed
         if lead is not None and not is_refused:
             self._timeline.exchange(lead.times, [lead.computing])
-        there = [] if is_refused else [self._back(part, None if lead is None else lead.result)]
+        there = [] if is_refused else [self._back(part, None if lead is None else part.out)]
         if self._run_here(there, _REFUSED if is_refused else _AGREED) is None:
             raise ShapesDiffer("the shapes differ between ranks")
         assert part.out is not None
@@ -524,7 +526,7 @@ class HierarchicalTransport(SharedMemoryTransport):
             return result, result
         return piece[0].array if len(piece) == 1 else early.lend(k, "given", length_of(piece), how.dtype), result
 
-    def _memory_for(self, piece: Piece, turn: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def _memory_for(self, piece: Piece, lend: Lend) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Return memory for this node's contribution to a piece, and for the result; ``None`` on non-leaders.
 
         It is the memory of the arrays themselves where possible, to avoid copies. Both may be the same memory.
@@ -532,7 +534,6 @@ class HierarchicalTransport(SharedMemoryTransport):
         if not self._leads:
             return None, None
         array, out, how = piece[0]
-        lend = functools.partial(self._lend, turn)
         if isinstance(how, list):
             full = out
             if full is None:

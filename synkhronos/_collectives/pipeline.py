@@ -29,7 +29,7 @@ import numpy as np
 
 from synkhronos._collectives.buckets import Algorithm, Bucket, Piece
 from synkhronos._native import native
-from synkhronos._processes import Ballots, Deadline, LeaderTransport, Place
+from synkhronos._processes import Ballots, Deadline, LeaderTransport, Place, agree
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import shares
 from synkhronos.errors import CollectiveAborted
@@ -38,6 +38,11 @@ from synkhronos.errors import CollectiveAborted
 Lend = Callable[[str, int, np.dtype], np.ndarray]
 
 _EARLY = 1 << 33  # in signatures of reductions that begin before all of their arrays exist
+
+
+def lend_new(what: str, size: int, dtype: np.dtype) -> np.ndarray:
+    """Return new memory; see `Lend`."""
+    return np.empty(size, dtype)
 
 
 def _reduce(
@@ -387,20 +392,20 @@ class Lead:
     ----------
     comm : LeaderTransport
     between : Pieces
-        The exchange, which has one piece, or none for an empty array.
+        The exchange.
     word : int or None
         Signature of the reduction; ``None`` if the signatures of this node's ranks differ.
-    memory : tuple of array
-        This leader's contribution, and the destination of the result.
+    memory : list of tuple of array
+        For each piece, this leader's contribution, and the destination of the result.
     hear : callable
         ``hear(place)`` waits for the votes of all leaders, and returns them.
 
     Attributes
     ----------
-    result : array or None
-        The result, when the exchange is complete; ``None`` if the signatures of the ranks differ.
+    is_agreed : bool
+        Whether the signatures of all ranks are equal, when the votes have come.
     times : list of tuple of int
-        Start and end of the exchange, if it is complete; see `native.Piece.times`.
+        Start and end of each complete piece; see `native.Piece.times`.
     computing : tuple of int
         When this leader began, and when it has last begun to wait.
     """
@@ -410,12 +415,11 @@ class Lead:
         comm: LeaderTransport,
         between: Pieces,
         word: int | None,
-        memory: tuple[np.ndarray, np.ndarray],
+        memory: list[tuple[np.ndarray, np.ndarray]],
         hear: Callable[[Place], Ballots],
     ) -> None:
-        self._comm, self._between, self._word, self._memory, self._hear = comm, between, word, memory, hear
-        self._is_complete = False
-        self.result: np.ndarray | None = None
+        self._comm, self._between, self._memory, self._hear = comm, between, memory, hear
+        self._is_complete = self.is_agreed = False
         self.times = between.times
         self.computing = monotonic_ns(), 0
         self._place: Place | None = comm.cast(word, [], between.fill_in)
@@ -430,19 +434,19 @@ class Lead:
             self._comm.exchange.advance()
 
     def _begin(self, ballots: Ballots) -> None:
-        self._place = None
-        if self._word is None or any(word != self._word for word, _ in ballots):
+        self._place, self.is_agreed = None, agree(ballots)
+        if not self.is_agreed:
             self._is_complete = True
             return
-
-        def lend(what: str, size: int, dtype: np.dtype) -> np.ndarray:
-            return np.empty(size, dtype)
-
-        self._between.begin(*self._memory, lend)
+        for given, result in self._memory:
+            self._between.begin(given, result, lend_new)
         go_on(self._comm)
 
     def complete(self) -> None:
-        """Wait for the end of the exchange; the exceptions are those of `Ticket.complete`."""
+        """Wait for the end of the exchange; the exceptions are those of `Ticket.complete`.
+
+        The deadline limits the wait for each piece.
+        """
         if self._is_complete:
             return
         self.computing = self.computing[0], monotonic_ns()
@@ -450,10 +454,11 @@ class Lead:
             if self._place is not None:
                 self._begin(self._hear(self._place))
             if not self._is_complete:
-                self._between.finish(int(self._memory[1].size > 0))
+                for n in range(1, len(self._memory) + 1):
+                    self._between.finish(n)
                 self._comm.exchange.rest()
                 self._comm.end_exchange(self._between.fill_in)
-                self._is_complete, self.result = True, self._memory[1]
+                self._is_complete = True
         except BaseException:
             self._comm.leave()  # otherwise the other leaders would wait for this one
             raise

@@ -38,9 +38,9 @@ import numpy as np
 from synkhronos import _backends
 from synkhronos._multinode.heartbeat import Heartbeat, Reason
 from synkhronos._multinode.node_messages import Stop
-from synkhronos._multinode.votes import Votes, agree
+from synkhronos._multinode.votes import Votes
 from synkhronos._native import native
-from synkhronos._processes import Arrays, Ballots, Completion, Place, ProcessGroup
+from synkhronos._processes import Arrays, Ballots, Completion, Place, ProcessGroup, agree
 from synkhronos._utils.interrupts import deferred_interrupts, handle_interrupts
 from synkhronos._utils.rendezvous import RESTART, drain_output
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, NodeLost, SessionError
@@ -395,7 +395,6 @@ class LeaderComm:
             If a leader has failed in this command before it has voted.
         """
         votes = self._votes.of(place)
-        self._votes.pass_on(place)
         if len(votes) < self.n_nodes:
             self._raise_if_aborted()
         with deferred_interrupts():
@@ -404,7 +403,7 @@ class LeaderComm:
             if len(votes) < self.n_nodes:
                 return None
             fill_in, self._voting = self._voting[1], None
-            if agree(votes):
+            if agree(votes.values()):
                 self._due.append(fill_in)
             self._votes.drop(place)
         return [votes[node] for node in range(self.n_nodes)]
@@ -434,7 +433,7 @@ class LeaderComm:
             with deferred_interrupts():
                 self._owed = None
                 self._votes.drop(place)
-                if agree(votes):
+                if agree(votes.values()):
                     fill_in()
 
     def end_exchange(self, fill_in: Completion) -> None:

@@ -79,9 +79,3 @@ class Votes:
         """Drop the votes of commands with lower numbers, except those of one place."""
         for place in [one for one in (*self._of, *self._n_sent) if one[0] < number and one != kept]:
             self.drop(place)
-
-
-def agree(votes: dict[int, Any]) -> bool:
-    """Return whether the exchange takes place: all words are equal and not ``None``."""
-    words = {word for word, _ in votes.values()}
-    return len(words) == 1 and None not in words

@@ -305,7 +305,7 @@ void exchange_add(struct exchange *self, struct piece *piece)
 static void advance_all(struct exchange *self)
 {
     struct piece **place = &self->first;
-    while (!self->error && *place != NULL) {
+    for (int n = 0; n < PIECES_AHEAD && !self->error && *place != NULL;) {
         struct piece *piece = *place;
         int is_done = 0;
         self->error = advance(self, piece, &is_done);
@@ -315,6 +315,7 @@ static void advance_all(struct exchange *self)
             __atomic_store_n(&piece->state, COMPLETE, __ATOMIC_RELEASE);
         } else {
             place = &piece->next;
+            n++;
         }
     }
 }

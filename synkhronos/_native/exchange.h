@@ -12,7 +12,11 @@
  * show that its bytes have left this machine, because sockets have large buffers. The receiver therefore acknowledges
  * chunks: at intervals, it sends back how many it has received. An acknowledgement waits behind all that MPI has to send to
  * that leader, so MPI gets few chunks at a time. Otherwise the window of one leader, filled with its data, would delay the
- * acknowledgements to another, whose window would shrink and stay small. */
+ * acknowledgements to another, whose window would shrink and stay small.
+ *
+ * Any number of pieces may wait in the queue. Only the first ones are advanced: a look at many pieces takes time, and
+ * the tags of those in transfer must differ. All leaders begin pieces in the same order, so the oldest one that is not
+ * complete anywhere is among the first ones of each leader that has begun it. */
 #ifndef SYNKHRONOS_EXCHANGE_H
 #define SYNKHRONOS_EXCHANGE_H
 
@@ -23,6 +27,7 @@
 
 #define CHUNK_BYTES ((size_t)128 << 10)
 #define CHUNKS_AHEAD 64 /* of one message, in flight at a time */
+#define PIECES_AHEAD 8  /* of the queue, in transfer at a time */
 
 /* Functions and handles of MPI. MPICH's and Intel's handles are ints, and Open MPI's are pointers. */
 struct mpi {
@@ -100,7 +105,7 @@ void exchange_init(struct exchange *self, const struct mpi *mpi);
 /* Append a piece to the queue. It must stay in place until it is complete. */
 void exchange_add(struct exchange *self, struct piece *piece);
 
-/* Advance all pieces of the queue as far as possible without waiting. Returns `error`. */
+/* Advance the first pieces of the queue as far as possible without waiting. Returns `error`. */
 int exchange_advance(struct exchange *self);
 
 /* Advance the pieces in a thread; returns a nonzero error number if there can be no thread. Other threads call MPI only

@@ -8,6 +8,7 @@ from synkhronos._processes.process_group import (
     Place,
     ProcessGroup,
     World,
+    agree,
     check_exchange,
     check_nodes,
     kind_of,

@@ -24,7 +24,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import numpy as np
@@ -56,6 +56,12 @@ Place = tuple[int, int]
 
 #: Words and small arrays of all leaders that have voted, in node order.
 Ballots = list[tuple[Optional[int], list[np.ndarray]]]
+
+
+def agree(ballots: Iterable[tuple[int | None, Any]]) -> bool:
+    """Return whether an exchange of arrays takes place: the words of all leaders are equal and not ``None``."""
+    words = {word for word, _ in ballots}
+    return len(words) == 1 and None not in words
 
 
 class LeaderTransport(Protocol):

@@ -5,6 +5,7 @@ from synkhronos._rank.collective_handlers import digest_of
 from synkhronos._rank.commands import (
     IGNORES_VALUES,
     KEEPS_SHAPES,
+    STATE_PART,
     AllGather,
     AllReduce,
     Bind,
@@ -41,7 +42,7 @@ from synkhronos._rank.commands import (
 )
 from synkhronos._rank.environment import digest_of_states, seed_rank
 from synkhronos._rank.exchanges import Board
-from synkhronos._rank.loop import MOST_BARRIERS, MOST_STEPS
+from synkhronos._rank.loop import MOST_BARRIERS, MOST_STEPS, pack, unpack
 from synkhronos._rank.messages import (
     MOST_CACHED_BYTES,
     Arrays,

@@ -347,13 +347,21 @@ class EndLoop:
     discard: bool = False
 
 
+#: Bytes of each rank's state that it returns to one `SaveLoop`, so that a slow link transfers them in time.
+STATE_PART = 2 << 20
+
+
 @_command(KEEPS_SHAPES)
 @dataclass(frozen=True)
 class SaveLoop:
-    """Return each rank's state of a loop, with the values of variables, as a dict of arrays."""
+    """Return the next `STATE_PART` bytes of each rank's state of a loop, with the values of variables.
+
+    The state is an archive, see `pack`, which the first one of these commands makes. A shorter part is the last one.
+    """
 
     key: int
     variables: tuple[int, ...]
+    start: int  # of the part, in bytes
 
 
 @dataclass(frozen=True)
@@ -365,7 +373,7 @@ class RestoreLoop:
 
     key: int
     variables: tuple[int, ...]
-    states: tuple[ArrayRef, ...]  # of each rank: an archive as `numpy.savez` writes it
+    states: tuple[ArrayRef, ...]  # of each rank: an archive, see `pack`
     n_steps: int | None  # that a rank has made, in a session of another size
 
 

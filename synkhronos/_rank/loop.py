@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 from collections.abc import Iterable, Iterator
@@ -16,8 +17,8 @@ from synkhronos import _graph
 from synkhronos._backends import to_host
 from synkhronos._collectives import HostTransport
 from synkhronos._memory import SegmentTable
-from synkhronos._processes import COLLECTIVES, FUNCTION, POLL, SHUFFLE, ProcessGroup
-from synkhronos._rank.commands import EndLoop, Loop, RestoreLoop, SaveLoop, Source
+from synkhronos._processes import COLLECTIVES, FUNCTION, POLL, SHUFFLE, Deadline, ProcessGroup
+from synkhronos._rank.commands import STATE_PART, EndLoop, Loop, RestoreLoop, SaveLoop, Source
 from synkhronos._rank.exchanges import ENGINES, Parameters
 from synkhronos._rank.messages import Records
 from synkhronos._rank.results import RowViews
@@ -27,6 +28,8 @@ from synkhronos.errors import SessionError
 
 #: Limits of the steps of one command, and of its barriers, which have different numbers (``STEPS_BITS`` in sync.c).
 MOST_STEPS, MOST_BARRIERS = 1 << 16, 1 << 24
+
+_NOTHING = np.empty(0, np.uint8)
 
 
 class Loops:
@@ -62,6 +65,7 @@ class Loops:
         self._row_views, self._runner = row_views, runner
         self._is_controller = self.rank == group.world.master_rank
         self._loops: dict[int, tuple[Parameters, Any]] = {}
+        self._archive = _NOTHING  # the state of a loop, of which not all parts were returned yet
 
     def run(self, loop: Loop) -> Records:
         """Make steps, and return their records; an interrupt or a failure of another rank ends it between two steps."""
@@ -127,10 +131,11 @@ class Loops:
         if of.items is None or of.epoch_of_items != loop.epoch:
             of.epoch_of_items = loop.epoch
             random = np.random.default_rng([loop.exchange.seed, loop.epoch, self.rank])
-            make = cloudpickle.loads(loop.batches)
-            of.items = Ahead(make(self.rank, self.n_ranks, loop.epoch, random), self._check_own)
+            make = functools.partial(cloudpickle.loads(loop.batches), self.rank, self.n_ranks, loop.epoch, random)
+            seconds = self.group.deadline.seconds if self._is_controller else None  # it watches the other ranks
+            of.items = Ahead(make, self._check_own, seconds)
         for turn in turns:
-            item = of.items.next()
+            item = of.items.next(of.n_steps)
             if item is None:
                 if of.rule.engine == "average":
                     raise ValueError("batches(...) has no more items; expected one for each step")
@@ -153,6 +158,7 @@ class Loops:
             self.group.loops[self.group.rank, 1:] = 0
         if command.discard:
             self._loops.pop(command.key, None)
+            self._archive = _NOTHING
             return None
         of, engine = self._of(command.key)
         self.group.deadline.begin()
@@ -168,11 +174,20 @@ class Loops:
         lost = [of.given[1]] if of.given is not None and of.given[0] == command.unanswered else []
         return [*lost, of.take_records()], values
 
-    def save(self, command: SaveLoop) -> dict[str, np.ndarray]:
-        """Return the state of a loop on this rank, as arrays that can be saved without pickling."""
-        of, engine = self._of(command.key)
+    def save(self, command: SaveLoop) -> list[np.ndarray]:
+        """Return a part of the state of a loop on this rank; it is empty after the end."""
+        loop = self._of(command.key)
+        if not command.start:
+            self._archive = pack(self._state(*loop, command.variables))
+        part = self._archive[command.start : command.start + STATE_PART]
+        if len(part) < STATE_PART:
+            self._archive = _NOTHING
+        return [part]
+
+    def _state(self, of: Parameters, engine: Any, variables: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """Return the state of a loop, as arrays that can be saved without pickling."""
         state: dict[str, Any] = {"n_steps": of.n_steps, "random": _random_text(of.random)}
-        for number, key in enumerate(command.variables):
+        for number, key in enumerate(variables):
             var = self.variables[key]
             value = _graph.get_array(var)
             if _graph.is_tensor_variable(var):
@@ -193,9 +208,7 @@ class Loops:
     def restore(self, command: RestoreLoop) -> None:
         """Continue a loop from a state."""
         of, engine = self._of(command.key)
-        contents = self.segments.view(command.states[self.rank]).tobytes()
-        with np.load(io.BytesIO(contents), allow_pickle=False) as archive:
-            state = dict(archive)
+        state = unpack(self.segments.view(command.states[self.rank]).tobytes())
         of.n_steps = int(state["n_steps"]) if command.n_steps is None else command.n_steps
         for number, key in enumerate(command.variables):
             if f"variables/{number}" in state:
@@ -223,6 +236,19 @@ class Loops:
         elif of.rule.engine == "centre":
             of.state = of.rule.begin(x.copy(), self.n_ranks)
         engine.restore(_within("engine", state))
+
+
+def pack(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """Return arrays as an archive: the bytes that `numpy.savez` writes."""
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return np.frombuffer(file.getbuffer(), np.uint8)
+
+
+def unpack(archive: bytes | bytearray) -> dict[str, np.ndarray]:
+    """Return the arrays of an archive."""
+    with np.load(io.BytesIO(archive), allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 def _within(name: str, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -255,26 +281,44 @@ class Ahead:
 
     Parameters
     ----------
-    items : iterable
+    make : callable
+        Returns an iterable of the batches; called in a thread, too.
     check : callable
         Called while this rank waits for an item; it raises if the wait must end.
+    seconds : float or None
+        Longest wait for an item; ``None``: no limit.
     """
 
-    def __init__(self, items: Iterable[Any], check: Callable[[], None]) -> None:
-        self._items, self._check = iter(items), check
+    def __init__(self, make: Callable[[], Iterable[Any]], check: Callable[[], None], seconds: float | None) -> None:
+        self._make, self._check, self._seconds = make, check, seconds
+        self._items: Iterator[Any] | None = None
         self._next: Background | None = None
 
     def begin(self) -> None:
         """Begin to prepare the next item."""
-        self._next = Background(lambda: next(self._items, None), "batches", daemon=True)
+        self._next = Background(self._prepare, "batches", daemon=True)
         self._next.start()
 
-    def next(self) -> list[Any] | None:
-        """Return the next item as a list; ``None`` if there is none."""
+    def _prepare(self) -> Any:
+        if self._items is None:
+            self._items = iter(self._make())
+        return next(self._items, None)
+
+    def next(self, step: int) -> list[Any] | None:
+        """Return the next item as a list; ``None`` if there is none.
+
+        Raises
+        ------
+        TimeoutError
+            If the wait exceeds the limit. The thread remains in the program's code, which cannot be interrupted.
+        """
         if self._next is None:
             self.begin()
         assert self._next is not None
+        deadline = Deadline(self._seconds)
         while not self._next.wait(POLL):
             self._check()
+            if deadline.is_over():
+                raise TimeoutError(f"batches(...) returned no item for step {step} within {self._seconds} seconds")
         item, self._next = self._next.outcome(), None
         return item if item is None or isinstance(item, list) else list(item)

@@ -168,9 +168,9 @@ class Replica:
         Returns
         -------
         object
-            For `Call` and `Get`: a list of arrays on the controller, and their places (`Arrays`) on a worker; ``None``
-            on a rank that returns nothing. For `InOrder`: the list of the parts' results. For other commands: arrays on
-            the controller only, metadata, or ``None``.
+            For `Call`, `Get` and `SaveLoop`: a list of arrays on the controller, and their places (`Arrays`) on a
+            worker; ``None`` on a rank that returns nothing. For `InOrder`: the list of the parts' results. For other
+            commands: arrays on the controller only, metadata, or ``None``.
         """
         self.completed = 0
         if self.thread_limits.is_wide:
@@ -201,7 +201,7 @@ class Replica:
             timeline.switch(COLLECTIVES if kind in self._exchange.handlers and kind is not Shapes else CONTROL)
         try:
             result = self._handlers[kind](command)
-            if self.is_controller or result is None or kind not in (Call, Get):
+            if self.is_controller or result is None or kind not in (Call, Get, SaveLoop):
                 return result
             timeline.switch(TRANSFERS)
             return self._publisher.publish(result)

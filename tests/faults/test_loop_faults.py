@@ -330,6 +330,38 @@ synk.close()
     assert out.splitlines() == ["[12, 12]", "True True"], err
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_timeout_limits_the_batches_of_the_controller(engine):
+    """The thread that makes them cannot be ended; the session stays usable."""
+    out, err = run_script(
+        f"""
+from synkhronos import rules
+synk.fork(2, timeout=1.5)
+w, x = theano.shared(0.0, "w"), T.dvector("x")
+f = synk.function([x], w, updates=[(w, w + x.sum())])
+def hangs_later(rank, n_ranks, epoch, rng):
+    for step in range(12):
+        if not rank and step == 5:
+            time.sleep(60)
+        yield [np.ones(1)]
+def hangs_at_once(rank, n_ranks, epoch, rng):
+    if not rank:
+        time.sleep(60)
+    return iter([[np.ones(1)]] * 12)
+for batches in (hangs_later, hangs_at_once):
+    began = time.monotonic()
+    try:
+        synk.loop(f, batches, params=[w], batch_size=1, steps=12, rule={ENGINES[engine]})
+    except synk.WorkerError as error:
+        print(error.rank, str(error).splitlines()[0][-70:], time.monotonic() - began < 20)
+print(sum(synk.loop(f, [np.ones(12)], params=[w], batch_size=1, epochs=2, rule={ENGINES[engine]}).steps))
+synk.close()
+"""
+    )
+    text = "TimeoutError: batches(...) returned no item for step {} within 1.5 seconds"
+    assert out.splitlines() == [f"0 {text.format(step)[-70:]} True" for step in (5, 0)] + ["24"], err
+
+
 # -- locks
 
 

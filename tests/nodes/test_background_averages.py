@@ -102,12 +102,12 @@ def test_averages_go_on_while_ranks_make_steps(ranks):
                         wait_for(lambda: lead._place is None or len(votes.of(lead._place)) == n_nodes, "votes")
                     elif step == 17:
                         wait_for(lambda: all(piece.is_complete for piece in between._under_way), "the exchange")
-                        assert len(between._under_way) == 1
+                        assert between._n_begun == 2  # pieces of 1.2 MB
                 yield [np.ones(1, "float32")]
 
         run = train(30, batches)
         print(run.steps == [30] * n, run.staleness, run.params[0][0], [one[-1, 0] for one in run.outputs] == [29.0] * n)
-        print(all(one.times[0][1] < one.computing[1] for one in Lead.made[:1]), len(Lead.made))
+        print(all(when[1] < one.computing[1] for one in Lead.made[:1] for when in one.times), len(Lead.made))
         synk.close()
         """,
         n=len(ranks),
@@ -242,6 +242,102 @@ def test_a_worker_is_killed(slow, restart):
         assert when - since < NOTIFIED
     assert hear(job)[1] == "24.0"
     ends_well(slow, job)
+
+
+LARGE = LOOP.replace("SIZE", "1_600_000")
+
+#: A loop that waits after its first epoch until the link is slow, and then calls ``act``.
+BEGIN = """
+    from pathlib import Path
+    from deadline import wait_for
+
+    n = fork(timeout=4)
+    w, f = make()
+
+    def train_slowly(rule, act=lambda run: None):
+        def on_epoch(run):
+            if run.epoch == 1:
+                say("ready")
+                wait_for(Path({path!r}).exists, "the limit of the link")
+                del Lead.made[:]
+                act(run)
+
+        options = {{"params": [w], "batch_size": 1, "rule": rule, "on_epoch": on_epoch}}
+        return synk.loop(f, [np.ones(7 * n, "float32")], epochs=2, **options)
+"""
+
+
+@pytest.fixture
+def start_slow(hosts, tmp_path):
+    """Return a function that starts a program, and limits the rate of its link after its first epoch."""
+
+    def begin(rate, source):
+        path = tmp_path / "slow"
+        job = start_until_ready(hosts, LARGE, BEGIN.format(path=str(path)), source)
+        hosts.limit(rate)
+        path.touch()
+        return job
+
+    yield begin
+    hosts.limit(None)
+
+
+def test_the_timeout_limits_a_piece_and_not_an_average(hosts, start_slow):
+    """The average takes 8 s, and each of its four pieces a quarter of that."""
+    job = start_slow(
+        "6mbit",
+        """
+        run = train_slowly(rules.Outer(every=6, delay=1, merge="delta"))
+        (lead,) = Lead.made
+        say(run.staleness, run.params[0][0], len(lead.times), lead.times[-1][1] - lead.computing[1] > 6e9)
+        synk.close()
+        """,
+    )
+    assert hear(job)[1] == "[1, 1] 14.0 4 True"
+    ends_well(hosts, job)
+
+
+def test_an_average_without_progress_is_reported(hosts, start_slow):
+    job = start_slow(
+        "6mbit",
+        """
+        def act(run):
+            when_on_its_way(lambda: say("on its way"))
+
+        try:
+            train_slowly(rules.Outer(every=6, delay=1, merge="delta"), act)
+        except synk.WorkerTimeout as error:
+            say(error)
+        """,
+    )
+    assert hear(job)[1] == "on its way"
+    since = time.monotonic()
+    hosts.leader("hostb").send_signal(signal.SIGSTOP)
+    when, text = hear(job)
+    assert text.startswith("the leader of node 1 (hostb) did not continue a collective within 4 seconds")
+    assert when - since < NOTIFIED + 10
+    ends_badly(hosts, job, since, limit=30)
+
+
+def test_the_timeout_limits_a_part_of_a_state(hosts, start_slow):
+    """The state of the ranks of a node takes 8 s, and a part of it a third of that."""
+    job = start_slow(
+        "12mbit",
+        """
+        states, seconds = [], []
+
+        def act(run):
+            began = time.monotonic()
+            states.append(run.state())
+            seconds.append(time.monotonic() - began)
+
+        train_slowly(rules.LocalSGD(every=9), act)
+        say(seconds[0] > 6, [bool((states[0][f"{rank}/variables/0"] == 7).all()) for rank in range(n)])
+        synk.close()
+        """,
+    )
+    assert hear(job)[1] == "True [True, True, True, True]"
+    ends_well(hosts, job)
 
 
 def test_a_worker_hangs(slow):

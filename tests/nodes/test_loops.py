@@ -295,3 +295,23 @@ def test_the_timeout_limits_a_step_and_not_the_time_between_averages():
         TIMEOUT="2.5",
     )
     assert lines == ["[16, 16]", "True True"]
+
+
+def test_the_timeout_limits_the_batches_of_the_controller():
+    lines = run(
+        """
+        def batches(rank, n_ranks, epoch, rng):
+            for step in range(16):
+                time.sleep(60 if step == 9 and not rank else 0)
+                yield X[:4], Y[:4]
+        try:
+            synk.loop(f, batches, params=[w], batch_size=4, steps=16, rule=rules.Outer(every=4, delay=3, merge="delta"))
+        except synk.WorkerError as error:
+            print(error.rank, "no item for step 9 within 2.5 seconds" in str(error))
+        print(train(rules.LocalSGD(every=3), epochs=1).steps)
+        synk.close()
+        """,
+        ranks=(1, 2),
+        TIMEOUT="2.5",
+    )
+    assert lines == ["0 True", "[11, 11, 11]"]

@@ -8,7 +8,9 @@ from backend import MRG_RandomStreams, RandomStreams, T, on_theano, theano
 
 import synkhronos as synk
 from synkhronos import rules
+from synkhronos._api import run as api_run
 from synkhronos._api.run import Saved
+from synkhronos._rank import SaveLoop
 from synkhronos.extensions import checkpoint
 
 N_ROWS = 61
@@ -99,6 +101,27 @@ def test_saving_changes_nothing_on_one_rank_and_any_rule_resumes_exactly(synchro
         run = model.train(rule, resume=state)
         np.testing.assert_array_equal(run.params[0], expected.params[0])
         assert run.steps == expected.steps and run.order == expected.order
+
+
+def test_a_large_state_is_returned_in_parts(session, monkeypatch):
+    """A command returns 2 MiB of each rank."""
+    size, starts, saved = 700_001, [], []
+    monkeypatch.setattr(api_run, "SaveLoop", lambda *args: starts.append(args[-1]) or SaveLoop(*args))
+    w, x = theano.shared(np.zeros(size), "w"), T.vector("x", "float64")
+    f = synk.function([x], x.sum(), updates=[(w, w + x.sum())])
+    options = {"params": [w], "batch_size": 1, "rule": rules.GoSGD(probability=1.0)}
+
+    def save(run):
+        saved.extend([run.state(), synk.gather(w, nd_up=1)])
+
+    expected = synk.loop(f, [np.arange(4.0 * session)], epochs=1, on_epoch=save, **options).params[0]
+    state, values = saved
+    assert starts == list(range(0, starts[-1] + 1, 2 << 20)) and len(starts) > 2
+    for rank in range(session):
+        np.testing.assert_array_equal(state[f"{rank}/variables/0"], values[rank])
+        assert state[f"{rank}/engine/messages"].shape == (len(state[f"{rank}/engine/senders"]), size)
+    run = synk.loop(f, [np.arange(4.0 * session)], epochs=1, resume=state, **options)
+    np.testing.assert_allclose(run.params[0], expected, rtol=1e-12)
 
 
 class Sum(rules.Centre):

@@ -313,6 +313,24 @@ def test_mpi_has_few_bytes_at_a_time():
     assert (1 << 19) < mpi.most_pending <= (1 << 20) + 3 * (128 << 10)  # one chunk of each step may come on top
 
 
+def test_few_pieces_of_a_long_queue_are_in_transfer():
+    mpi = SimulatedMpi(4, 0)
+    plans, given, expected = made(2, [10_000] * 30)
+    outs = [[np.empty(plan.length, "float32") for plan in plans] for _ in range(2)]
+    pieces = [Pieces(Leader(mpi, node), plans, Deadline(None), list, "") for node in range(2)]
+    for node, one in enumerate(pieces):
+        for number in range(30):
+            one.begin(given[node][number], outs[node][number], lambda what, size, dtype: np.empty(size, dtype))
+    end, most = time.monotonic() + _SECONDS, 0
+    while [one._advance() for one in pieces] != [30, 30]:
+        assert time.monotonic() < end
+        most = max(most, len({tag // 4 for (_, to, tag), receives in mpi.posted.items() if receives and not to}))
+        mpi.deliver()
+    assert most == 8
+    for results in outs:
+        assert all(np.array_equal(*both) for both in zip(results, expected))
+
+
 @pytest.mark.parametrize("short", ["float16", "bfloat16"])
 def test_sixteen_bits_on_the_wire(short):
     plans, given, expected = made(3, [1000, 300_000])
