@@ -457,8 +457,8 @@ class Function:
         outputs = [var for var in graph.outputs if getattr(var, "ndim", 0)]
         return not (outputs or graph.sliceable_shareds or graph.packed or any(graph.axes))
 
-    def local(self, session: Session, together: bool = False) -> tuple[int, Sequence[Any], Sequence[Any]]:
-        """Distribute the function as a rank computes it alone, for `loop`.
+    def local(self, session: Session, together: bool = False) -> tuple[int, Sequence[Any], Sequence[Any], bool]:
+        """Distribute the function as a rank computes it on its own rows, for `loop`.
 
         Parameters
         ----------
@@ -473,6 +473,8 @@ class Function:
             The key of the function in the session.
         scattered, others : list of variables
             The scattered inputs, and the broadcast inputs.
+        takes_rows : bool
+            Whether it takes the numbers of rows of an exact function after these.
 
         Raises
         ------
@@ -487,9 +489,14 @@ class Function:
                 "sliceable shared variables, with dense inputs scattered along axis 0, and with scalar outputs"
             )
         self.join(session)
-        variables = graph.input_variables
+        variables = self._user.input_variables
         key = self._distributed(session, self._plain, graph)
-        return key, variables[: graph.n_scattered], variables[graph.n_scattered :]
+        self._give_what_was_set(session)
+        takes_rows = getattr(graph, "takes_rows", False)
+        return key, variables[: graph.n_scattered], variables[graph.n_scattered :], takes_rows
+
+    def _give_what_was_set(self, session: Session) -> None:
+        """Give the other ranks values that the program has set on the controller, if the function is exact."""
 
     def _key(self, session: Session, variant: Variant, graph: _graph.Graph) -> int:
         """Return the key of a variant in the session; compile and register it if it is new."""

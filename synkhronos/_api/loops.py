@@ -7,7 +7,8 @@ import itertools
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable
+from dataclasses import replace
+from typing import Any, Callable, Literal
 
 import cloudpickle
 import numpy as np
@@ -17,14 +18,42 @@ from synkhronos._api.collectives import broadcast
 from synkhronos._api.data_arrays import Data, data
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
-from synkhronos._api.run import Run, Saved, bar_of, states_of_ranks
+from synkhronos._api.run import (
+    COMBINE,
+    N_MEASURED,
+    ONE_COMMAND,
+    Length,
+    Run,
+    Saved,
+    bar_of,
+    combined,
+    delayed,
+    length_of,
+    positive,
+    run_by_calls,
+    shuffled,
+    states_of_ranks,
+    to_hide,
+    values_at,
+)
 from synkhronos._api.variables import start
 from synkhronos._backends import is_random_state
-from synkhronos._rank import MOST_BARRIERS, MOST_STEPS, Board, EndLoop, Exchange, Loop, Records, RestoreLoop, pack
+from synkhronos._rank import (
+    MOST_BARRIERS,
+    MOST_STEPS,
+    Board,
+    EndLoop,
+    Exchange,
+    Loop,
+    Records,
+    RestoreLoop,
+    TimeReduction,
+    pack,
+)
 from synkhronos._session import Session, current
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind
 from synkhronos.errors import SessionError, SynkhronosError, WorkerRestarted
-from synkhronos.rules import BSP, Average, Rule
+from synkhronos.rules import BSP, Average, Hierarchical, Rule
 
 _numbers = itertools.count()
 _LEAST_PIECE = 1 << 16  # bytes of the smallest pieces in which transports move arrays
@@ -32,12 +61,6 @@ _LEAST_PIECE = 1 << 16  # bytes of the smallest pieces in which transports move 
 #: Treatments of variables that the function updates in addition to the parameters.
 _OF_OTHERS = ("local", "average", "reset")
 
-#: Combination of an output of all ranks, by its mode.
-_COMBINE: dict[Any, Callable[..., Any]] = {
-    "avg": np.mean, "sum": np.sum, "min": np.min, "max": np.max, "prod": np.prod
-}  # fmt: skip
-
-_ONE_COMMAND = "expected a training rule, or params and a function of synkhronos.function with collectives"
 _NO_RESULT = "the loop failed, so that it has no result; the ranks have different parameters"
 
 
@@ -49,7 +72,7 @@ def loop(
     params: Sequence[Any] = (),
     epochs: int | None = None,
     steps: int | None = None,
-    rule: Rule | None = None,
+    rule: Rule | Literal["local"] | None = None,
     schedule: Mapping[Any, Any] | None = None,
     on_epoch: Callable[[Run], Any] | None = None,
     seed: int = 0,
@@ -80,10 +103,12 @@ def loop(
     epochs, steps : int
         The number of epochs, or of steps of each rank. One of them must be given. For a callable, ``steps``, or both:
         then each epoch has this number of steps.
-    rule : Rule, optional
+    rule : Rule or "local", optional
         The training rule. ``None`` or ``BSP()``: all ranks make equal steps, with the rows of all. A function with
         collectives in its graph runs in one command for each epoch, if ``params`` are given. Any other is called for
-        each step.
+        each step. On several nodes, rules with averages take exact functions and functions with collectives, too: the
+        ranks of a node make equal steps, and the rule averages between nodes. ``"local"``: the same, with averages in
+        the background whose delay is chosen by measured times; on one node, ``BSP()``.
     schedule : dict, optional
         Values of the function's other inputs, and of shared variables, by input, variable or name: a constant, or a
         callable of the step's number, from 0.
@@ -135,17 +160,17 @@ def loop(
         raise SessionError("loop cannot be called in a sequence; call it outside of the block")
     if (epochs is None) == (steps is None) and not (callable(inputs) and steps):
         raise TypeError(f"got epochs={epochs} and steps={steps}; expected one of them")
-    size = _positive("batch_size", batch_size)
-    plan = _Length(_positive("epochs", epochs), _positive("steps", steps))
-    if rule is None or isinstance(rule, BSP):
+    size = positive("batch_size", batch_size)
+    plan = Length(positive("epochs", epochs), positive("steps", steps))
+    if rule is None or isinstance(rule, BSP) or (rule == "local" and session.is_on_one_node):
         if not _steps_together(f, inputs, params):
             if resume is not None:
-                raise TypeError(f"resume got {f!r}; {_ONE_COMMAND}")
+                raise TypeError(f"resume got {f!r}; {ONE_COMMAND}")
             options = {"size": size, "plan": plan, "schedule": schedule, "seed": seed, "progress": progress}
-            return _in_step(session, f, inputs, params, on_epoch=on_epoch, **options)
-        rule, others = BSP(), "local"
-    if not isinstance(rule, Rule):
-        raise TypeError(f"rule is {rule!r}; expected a rule of synkhronos.rules")
+            return run_by_calls(session, f, inputs, params, on_epoch=on_epoch, **options)
+        rule, others = rule or BSP(), "local"
+    if rule != "local" and not isinstance(rule, Rule):
+        raise TypeError(f"rule is {rule!r}; expected a rule of synkhronos.rules, or 'local'")
     saved = None if resume is None else Saved(resume)
     options = {"size": size, "schedule": schedule or {}, "seed": seed, "others": others, "saved": saved}
     return _Loop(session, f, inputs, params, rule, **options).run(plan, on_epoch, progress)
@@ -155,111 +180,17 @@ def _steps_together(f: Any, inputs: Any, params: Sequence[Any]) -> bool:
     """Return whether the ranks can make steps with collectives in one command."""
     if callable(inputs) or not params or isinstance(f, ExactFunction) or not isinstance(f, Function):
         return False
-    return f.steps_together() and all(mode is None or mode in _COMBINE for mode in f.output_modes)
+    return f.steps_together() and all(mode is None or mode in COMBINE for mode in f.output_modes)
 
 
-def _positive(name: str, value: Any) -> Any:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
-        raise ValueError(f"{name} is {value!r}; expected an int of at least 1")
-    return None if value is None else int(value)
-
-
-class _Length:
-    """Length of a loop, in epochs or in steps of each rank."""
-
-    def __init__(self, epochs: int | None, steps: int | None) -> None:
-        self.epochs, self.steps = epochs, steps
-
-    def total(self, in_epoch: int) -> int:
-        """Return the number of steps of a rank in all epochs."""
-        return self.steps or 0 if self.epochs is None else self.epochs * in_epoch
-
-    def of_epoch(self, epoch: int, in_epoch: int) -> int:
-        """Return the number of steps of an epoch; 0 if the loop has ended."""
-        if self.epochs is not None:
-            return in_epoch if epoch < self.epochs else 0
-        assert self.steps is not None
-        return max(0, min(in_epoch, self.steps - epoch * in_epoch))
-
-
-def _shuffled(n_rows: int, n_wanted: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the shuffled row numbers of an epoch, followed by the first ones again up to a number of rows."""
-    order = np.random.default_rng([seed, epoch]).permutation(n_rows)
-    return np.resize(order, n_wanted)
-
-
-def _length_of(arrays: Sequence[Any]) -> int:
-    lengths = [len(one) for one in arrays]
-    if len(set(lengths)) != 1 or not lengths[0]:
-        raise ValueError(f"the inputs have the lengths {lengths}; expected one length of at least 1")
-    return lengths[0]
-
-
-def _values(given: Any, steps: range, dtype: Any) -> np.ndarray:
-    """Return the values of a scheduled input or variable at some steps; a single one if it is constant."""
-    return np.asarray([given(step) for step in steps] if callable(given) else [given], dtype)
-
-
-def _refuse_state() -> Any:
-    raise TypeError(f"run.state() got a loop that calls its function for each step; {_ONE_COMMAND}")
-
-
-def _in_step(
-    session: Session,
-    f: Any,
-    inputs: Any,
-    params: Sequence[Any],
-    *,
-    size: int,
-    plan: _Length,
-    schedule: Mapping[Any, Any] | None,
-    on_epoch: Callable[[Run], Any] | None,
-    seed: int,
-    progress: bool,
-) -> Run:
-    """Call a function for each step, with the rows of all ranks."""
-    if callable(inputs):
-        raise TypeError("batches from a callable need a rule with local steps, such as rules.LocalSGD")
-    if isinstance(f, Function) and not isinstance(f, ExactFunction) and f.updates_alone():
-        raise TypeError(
-            f"{f!r} updates variables on each rank alone; build it with exact=True or with collectives, or pass a rule "
-            "such as rules.LocalSGD(every=1)"
-        )
-    inputs, n_ranks, step = list(inputs), session.n_ranks, itertools.count()
-    by_name = {var.name: var for var in (f.get_shared() if isinstance(f, Function) else ()) if var.name}
-    given = {by_name.get(key, key) if isinstance(key, str) else key: one for key, one in (schedule or {}).items()}
-    shared = {var: one for var, one in given.items() if _graph.is_shared_variable(var)}
-    given = {key: one for key, one in given.items() if key not in shared}
-    named = {key if isinstance(key, str) else key.name: value for key, value in given.items()}
-    n_rows = _length_of(inputs)
-    run = Run(n_ranks, lambda: [var.get_value() for var in params], _refuse_state)
-    in_epoch = math.ceil(n_rows / (size * n_ranks))
-    bar = contextlib.ExitStack()
-    try:
-        work = bar.enter_context(bar_of(progress, plan.total(in_epoch)))
-        while n_steps := plan.of_epoch(run.epoch, in_epoch):
-            order = _shuffled(n_rows, n_steps * size * n_ranks, seed, run.epoch)
-            for rows in order.reshape(n_steps, -1):
-                number = next(step)
-                hyper = {name: one(number) if callable(one) else one for name, one in named.items()}
-                for var, one in shared.items():
-                    broadcast(var, one(number) if callable(one) else one)
-                outputs = f(*inputs, batch=rows, **hyper)
-                values = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-                row = [float(one) for one in values]
-                run._add([Records([row], 0, [], 0.0, 0, [])] * n_ranks)
-                work.done += 1
-            run.epoch += 1
-            if on_epoch is not None and on_epoch(run) is False:
-                break
-    except KeyboardInterrupt:
-        if session.broken:
-            raise
-        run.interrupted = True
-    finally:
-        bar.close()
-    run._values = [var.get_value() for var in params]
-    return run
+def _ranks_of_a_step(session: Session, f: Function, inputs: Any, rule: Rule) -> str | None:
+    """Return which ranks make a step together, by its collectives; see `Exchange.together`."""
+    if isinstance(rule, BSP):
+        return "all"
+    in_nodes = isinstance(rule, Hierarchical) and "node" in rule.periods.values()
+    if session.is_on_one_node or rule.engine != "average" or in_nodes or callable(inputs):
+        return None
+    return "node" if isinstance(f, ExactFunction) or f.steps_together() else None
 
 
 class _Loop:
@@ -271,7 +202,7 @@ class _Loop:
         f: Any,
         inputs: Any,
         params: Sequence[Any],
-        rule: Rule,
+        rule: Rule | str,
         *,
         size: int,
         schedule: Mapping[Any, Any],
@@ -279,8 +210,17 @@ class _Loop:
         others: str,
         saved: Saved | None,
     ) -> None:
-        if isinstance(f, ExactFunction) or not isinstance(f, Function):
-            raise TypeError(f"{rule!r} needs a function of synkhronos.function without exact=True; got {f!r}")
+        name, self._is_delay_open = repr(rule), rule == "local" and not session.is_on_one_node
+        if not isinstance(rule, Rule):
+            rule = delayed(1) if self._is_delay_open else BSP()
+        self._together = _ranks_of_a_step(session, f, inputs, rule) if isinstance(f, Function) else None
+        if self._is_delay_open and self._together is None:
+            raise TypeError(f"rule is 'local' for {f!r}; expected arrays, and exact=True or collectives in its graph")
+        if not isinstance(f, Function) or (isinstance(f, ExactFunction) and self._together is None):
+            raise TypeError(
+                f"{name} needs a function of synkhronos.function without exact=True; got {f!r}. With exact=True, it "
+                "needs a session on several nodes, averages between nodes alone, and arrays as inputs"
+            )
         if others not in _OF_OTHERS:
             raise ValueError(f"others is {others!r}; expected one of {_OF_OTHERS}")
         if rule.engine in ("centre", "gossip") and not session.is_on_one_node:
@@ -297,12 +237,13 @@ class _Loop:
             raise TypeError(f"params have the dtypes {[var.dtype for var in variables]}; expected a single one")
         if np.dtype(variables[0].dtype).kind != "f":
             raise TypeError(f"params have the dtype {variables[0].dtype}; expected floating-point numbers")
-        self._together = isinstance(rule, BSP)
-        self._function, self._scattered, rest = f.local(session, together=self._together)
+        is_together = self._together is not None
+        self._groups = {"all": [range(session.n_ranks)], "node": session.nodes}.get(self._together or "", [])
+        self._function, self._scattered, rest, self._takes_rows = f.local(session, together=is_together)
         self._modes = f.output_modes
         self._batches = cloudpickle.dumps(inputs) if callable(inputs) else None
         self._data = [] if callable(inputs) else self._arrays(inputs)
-        self._n_rows = None if callable(inputs) else _length_of(self._data)
+        self._n_rows = None if callable(inputs) else length_of(self._data)
         self._set_schedule(schedule, rest)
         self._rule, self._variables = rule, variables
         updated = _graph.updated_variables(session.replica.functions[self._function])
@@ -312,7 +253,7 @@ class _Loop:
         self._saved_keys = session.keys(self._changed)
         self._of_others = others
         self._about = {
-            "rule": repr(rule),
+            "rule": name,
             "others": others,
             "seed": seed,
             "params": [[var.dtype, list(_graph.get_array(var).shape)] for var in variables],
@@ -358,7 +299,7 @@ class _Loop:
             start("loop", shared)
         self._shared = [(var, given[var]) for var in shared]
 
-    def run(self, plan: _Length, on_epoch: Callable[[Run], Any] | None, progress: bool) -> Run:
+    def run(self, plan: Length, on_epoch: Callable[[Run], Any] | None, progress: bool) -> Run:
         session, n_ranks = self._session, self._session.n_ranks
         if self._n_rows is None and plan.steps is None:
             raise TypeError("got epochs for batches from a callable; expected steps")
@@ -422,7 +363,7 @@ class _Loop:
                 run._values = session.private(results[session.master_rank][1])
                 if self._shared:
                     broadcast([var for var, _ in self._shared])
-                if self._together and drop:  # some ranks may have made one step less
+                if self._together == "all" and drop:  # some ranks may have made one step less
                     broadcast([*self._variables, *self._others])
                 session.replica_check.note_parts([*self._variables, *self._others], are_parts=False)
             finally:
@@ -459,14 +400,16 @@ class _Loop:
         self._exchange = Exchange(
             cloudpickle.dumps(self._rule),
             keys(self._variables),
-            () if self._together else keys(self._others),
+            () if self._together == "all" else keys(self._others),
             self._of_others,
             memory,
             self._seed,
+            self._together,
+            self._takes_rows,
         )
         self._issue(np.zeros((0, self._size), np.int64), 0, 0, 0, 0, None)
         self._unanswered, self._is_open = None, True
-        if not self._together:
+        if self._together != "all":
             session.replica_check.note_loop(self._changed, begins=True)
 
     def _resume(self, run: Run, in_epoch: int) -> None:
@@ -474,8 +417,11 @@ class _Loop:
         session, saved, n_steps = self._session, self._saved, None
         if saved is None:
             return
-        run._restore(saved, same_ranks=saved.n_ranks == session.n_ranks)
-        if saved.n_ranks == session.n_ranks:
+        is_same = saved.n_ranks == session.n_ranks and saved.about.get("nodes") == self._node_sizes()
+        run._restore(saved, same_ranks=is_same)
+        if is_same:
+            if run.delay is not None:
+                self._use_delay(run.delay)
             states = [saved.of_rank(rank) for rank in range(session.n_ranks)]
         else:
             states, n_steps = [saved.merged()], run.epoch * in_epoch
@@ -495,22 +441,42 @@ class _Loop:
             raise SessionError(_NO_RESULT)
         states = states_of_ranks(session, self._key, self._saved_keys)
         facts = {"mean_loss": run._mean_loss(max(0, min(run.steps) - self._last)), "last_epoch": self._last}
-        return {**self._about, **facts}, states
+        return {**self._about, **facts, "delay": run.delay, "nodes": self._node_sizes()}, states
+
+    def _node_sizes(self) -> list[int] | None:
+        """Return the number of ranks of each node, if the parameters are equal on the ranks of a node."""
+        return list(map(len, self._groups)) if self._together == "node" else None
+
+    def _choose_delay(self, run: Run, records: Sequence[Records], n_steps: int) -> None:
+        """Choose the delay of averages by measured times, of which the longest of all ranks count."""
+        n_bytes = sum(_graph.get_array(var).nbytes for var in self._variables)
+        command = TimeReduction(n_bytes, 3, on_node=False, delayed=str(self._variables[0].dtype))
+        exchange = max(map(np.median, self._session.run(command)))
+        step = max(one.seconds - one.waited for one in records) / n_steps
+        run.delay = to_hide(float(exchange), step)
+        self._use_delay(run.delay)
+
+    def _use_delay(self, delay: int) -> None:
+        """Have the ranks use another rule from the next command on."""
+        self._is_delay_open, self._rule = False, delayed(delay)
+        self._exchange = replace(self._exchange, rule=cloudpickle.dumps(self._rule))
 
     def _make_epoch(self, run: Run, n_steps: int, in_epoch: int) -> None:
         n_ranks, n_rows = self._session.n_ranks, self._n_rows
         n_batches = n_steps * n_ranks
         order = np.zeros((n_batches, 0), np.int64)
         if n_rows is not None:
-            order = _shuffled(n_rows, n_batches * self._size, self._seed, run.epoch).reshape(n_batches, -1)
+            order = shuffled(n_rows, n_batches * self._size, self._seed, run.epoch).reshape(n_batches, -1)
         mean_loss = None
         if run.epoch and isinstance(self._rule, Average) and type(self._rule).on_epoch is not Average.on_epoch:
             mean_loss = run._mean_loss(min(run.steps) - in_epoch)
         n_barriers = 64 + 2 * sum(_graph.get_array(var).nbytes for var in self._variables) // _LEAST_PIECE  # of a step
         n_barriers *= 16 if self._together else 1  # the step may have other collectives
         most = max(1, min(MOST_STEPS, MOST_BARRIERS // n_barriers)) * n_ranks
-        for first in range(0, n_batches, most):
-            n_now = min(most, n_batches - first)
+        opening = [1, N_MEASURED - 1] if self._is_delay_open else []
+        first = 0
+        while first < n_batches:
+            n_now = min(opening.pop(0) * n_ranks if opening else most, n_batches - first)
             if self._board is not None:
                 self._board.counters[0] = first
             step = run.epoch * in_epoch + first // n_ranks
@@ -518,20 +484,12 @@ class _Loop:
             with deferred_interrupts():
                 run._add(self._combined(records))
                 self._unanswered = None
+            first += n_now
+            if self._is_delay_open and (not opening or first == n_batches):
+                self._choose_delay(run, records, n_now // n_ranks)
 
     def _combined(self, records: Sequence[Records]) -> Sequence[Records]:
-        """Return the records of steps with collectives, with the outputs that a call would return."""
-        own = records[self._session.master_rank]
-        if not self._together or not own.outputs:
-            return records
-        padded = [[*one.outputs, *own.outputs[len(one.outputs) :]][: len(own.outputs)] for one in records]
-        columns = np.array(padded).transpose(2, 0, 1)  # of outputs, ranks and steps
-        combined = [
-            column[self._session.master_rank] if mode is None else _COMBINE[mode](column, axis=0)
-            for column, mode in zip(columns, self._modes)
-        ]
-        rows = np.array(combined).reshape(len(combined), -1).T.tolist()
-        return [one._replace(outputs=rows) for one in records]
+        return combined(records, self._groups, self._session.master_rank, self._modes)
 
     def _issue(
         self, order: np.ndarray, first: int, n_batches: int, epoch: int, step: int, mean_loss: float | None
@@ -539,8 +497,8 @@ class _Loop:
         """Have the ranks make steps; return their records."""
         session = self._session
         steps = range(step, step + n_batches // session.n_ranks)
-        inputs = [_values(given, steps, var.dtype) for var, given in self._inputs]
-        shared = [_values(given, steps, var.dtype) for var, given in self._shared]
+        inputs = [values_at(given, steps, var.dtype) for var, given in self._inputs]
+        shared = [values_at(given, steps, var.dtype) for var, given in self._shared]
         with session.lock:  # so that another thread does not use the staging memory
             refs = session.stage([order, *inputs, *shared])
             n_inputs = 1 + len(inputs)

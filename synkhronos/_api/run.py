@@ -1,7 +1,8 @@
-"""Training runs: their records, and their state, with which another loop continues them."""
+"""Training runs: their length, rows and records, their state, and runs that call a function for each step."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -12,14 +13,118 @@ from typing import Any, Callable
 
 import numpy as np
 
+from synkhronos import _graph
+from synkhronos._api.collectives import broadcast
+from synkhronos._api.exact import ExactFunction
+from synkhronos._api.functions import Function
 from synkhronos._rank import STATE_PART, Records, SaveLoop, unpack
 from synkhronos._session import Session
 from synkhronos._utils.display import Progress, progress
 from synkhronos.errors import SessionError
+from synkhronos.rules import Outer
 
+#: Combination of an output of all ranks, by its mode.
+COMBINE: dict[Any, Callable[..., Any]] = {
+    "avg": np.mean, "sum": np.sum, "min": np.min, "max": np.max, "prod": np.prod
+}  # fmt: skip
+
+ONE_COMMAND = "expected a training rule, or params and a function of synkhronos.function with collectives"
+
+#: First steps of a loop with ``rule="local"``: an average follows each, and all but the first are measured.
+N_MEASURED = 6
 _VERSION = 1  # of the arrays in a state
 _MOST_SHOWN = 8  # ranks in a progress bar
 _KINDS = ("meet", "send", "merge")  # of exchanges in `Run.order`
+
+
+def positive(name: str, value: Any) -> Any:
+    """Return an argument as an int, or ``None``; raise `ValueError` unless it is at least 1."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
+        raise ValueError(f"{name} is {value!r}; expected an int of at least 1")
+    return None if value is None else int(value)
+
+
+class Length:
+    """Length of a loop, in epochs or in steps of each rank."""
+
+    def __init__(self, epochs: int | None, steps: int | None) -> None:
+        self.epochs, self.steps = epochs, steps
+
+    def total(self, in_epoch: int) -> int:
+        """Return the number of steps of a rank in all epochs."""
+        return self.steps or 0 if self.epochs is None else self.epochs * in_epoch
+
+    def of_epoch(self, epoch: int, in_epoch: int) -> int:
+        """Return the number of steps of an epoch; 0 if the loop has ended."""
+        if self.epochs is not None:
+            return in_epoch if epoch < self.epochs else 0
+        assert self.steps is not None
+        return max(0, min(in_epoch, self.steps - epoch * in_epoch))
+
+
+def shuffled(n_rows: int, n_wanted: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the shuffled row numbers of an epoch, followed by the first ones again up to a number of rows."""
+    order = np.random.default_rng([seed, epoch]).permutation(n_rows)
+    return np.resize(order, n_wanted)
+
+
+def length_of(arrays: Sequence[Any]) -> int:
+    """Return the number of rows of the inputs; raise `ValueError` if it is 0, or not the same for all."""
+    lengths = [len(one) for one in arrays]
+    if len(set(lengths)) != 1 or not lengths[0]:
+        raise ValueError(f"the inputs have the lengths {lengths}; expected one length of at least 1")
+    return lengths[0]
+
+
+def values_at(given: Any, steps: range, dtype: Any) -> np.ndarray:
+    """Return the values of a scheduled input or variable at some steps; a single one if it is constant."""
+    return np.asarray([given(step) for step in steps] if callable(given) else [given], dtype)
+
+
+def combined(
+    records: Sequence[Records], groups: Sequence[range], master_rank: int, modes: Sequence[str | None]
+) -> list[Records]:
+    """Return the records of all ranks, with the outputs that calls would return.
+
+    Parameters
+    ----------
+    records : sequence of Records
+    groups : sequence of range
+        The ranks of each group that makes its steps together.
+    master_rank : int
+    modes : sequence of str or None
+        The op of each output. ``None``: the value of the controller, or of the first rank of a group without it.
+    """
+    found = list(records)
+    for ranks in groups:
+        leader = master_rank if master_rank in ranks else ranks[0]
+        own = found[leader].outputs
+        if not own or not own[0]:
+            continue
+        padded = [[*records[rank].outputs, *own[len(records[rank].outputs) :]][: len(own)] for rank in ranks]
+        columns = np.array(padded).transpose(2, 0, 1)  # of outputs, ranks and steps
+        values = [
+            column[leader - ranks[0]] if mode is None else COMBINE[mode](column, axis=0)
+            for column, mode in zip(columns, modes)
+        ]
+        rows = np.array(values).T.tolist()
+        for rank in ranks:
+            found[rank] = records[rank]._replace(outputs=rows)
+    return found
+
+
+def to_hide(exchange: float, step: float) -> int:
+    """Return the smallest delay with which averages that take ``exchange`` seconds are made during steps.
+
+    That is one step more than the seconds take, because leaders begin to send at their first step after all nodes have
+    reached the average.
+    """
+    return math.ceil(exchange / step) + 1
+
+
+def delayed(delay: int) -> Outer:
+    """Return the rule of averages between nodes with a delay, for ``rule="local"``."""
+    return Outer(every=2 * delay, delay=delay, start=N_MEASURED)
 
 
 class Run:
@@ -42,6 +147,9 @@ class Run:
         ``"meet"``, ``"send"`` or ``"merge"``, the number of steps that the rank had made, and the other rank.
     interrupted : bool
         Whether Ctrl-C, or the exception of another signal handler, has ended the loop.
+    delay : int or None
+        With ``rule="local"`` on several nodes, the delay of the averages in steps, which was chosen in the first epoch.
+        An average begins after every ``2 * delay`` steps.
 
     Examples
     --------
@@ -61,6 +169,7 @@ class Run:
     ) -> None:
         self.epoch = 0
         self.interrupted = False
+        self.delay: int | None = None
         self._outputs: list[list[np.ndarray]] = [[] for _ in range(n_ranks)]
         self.exchanges, self.bytes = [0] * n_ranks, [0] * n_ranks
         self.waited = [0.0] * n_ranks
@@ -72,7 +181,9 @@ class Run:
         self._loss_before: float | None = None  # mean loss of the last epoch, if its records are on other ranks
 
     def __repr__(self) -> str:
-        return f"<synkhronos.Run: {self.epoch} epochs, {self.steps} steps and {self.exchanges} exchanges on the ranks>"
+        delay = "" if self.delay is None else f", with a delay of {self.delay} steps"
+        made = f"{self.epoch} epochs, {self.steps} steps and {self.exchanges} exchanges on the ranks"
+        return f"<synkhronos.Run: {made}{delay}>"
 
     @property
     def outputs(self) -> list[np.ndarray]:
@@ -147,6 +258,7 @@ class Run:
         if not same_ranks:
             self._loss_before = saved.about["mean_loss"]
             return
+        self.delay = saved.about.get("delay")
         outputs = [saved.arrays[f"records/outputs/{rank}"] for rank in range(len(self._outputs))]
         self._outputs = [[one] if len(one) else [] for one in outputs]
         for name in ("exchanges", "bytes", "waited", "staleness"):
@@ -323,3 +435,68 @@ class Saved:
         made, wanted = self.about["last_epoch"], self.about["steps_per_epoch"]
         if made < wanted and not is_over:
             raise ValueError(f"resume has {made} steps of the last epoch; expected {wanted}, a complete epoch")
+
+
+# -- a call for each step
+
+
+def _refuse_state() -> Any:
+    raise TypeError(f"run.state() got a loop that calls its function for each step; {ONE_COMMAND}")
+
+
+def run_by_calls(
+    session: Session,
+    f: Any,
+    inputs: Any,
+    params: Sequence[Any],
+    *,
+    size: int,
+    plan: Length,
+    schedule: Mapping[Any, Any] | None,
+    on_epoch: Callable[[Run], Any] | None,
+    seed: int,
+    progress: bool,
+) -> Run:
+    """Call a function for each step, with the rows of all ranks."""
+    if callable(inputs):
+        raise TypeError("batches from a callable need a rule with local steps, such as rules.LocalSGD")
+    if isinstance(f, Function) and not isinstance(f, ExactFunction) and f.updates_alone():
+        raise TypeError(
+            f"{f!r} updates variables on each rank alone; build it with exact=True or with collectives, or pass a rule "
+            "such as rules.LocalSGD(every=1)"
+        )
+    inputs, n_ranks, step = list(inputs), session.n_ranks, itertools.count()
+    by_name = {var.name: var for var in (f.get_shared() if isinstance(f, Function) else ()) if var.name}
+    given = {by_name.get(key, key) if isinstance(key, str) else key: one for key, one in (schedule or {}).items()}
+    shared = {var: one for var, one in given.items() if _graph.is_shared_variable(var)}
+    given = {key: one for key, one in given.items() if key not in shared}
+    named = {key if isinstance(key, str) else key.name: value for key, value in given.items()}
+    n_rows = length_of(inputs)
+    run = Run(n_ranks, lambda: [var.get_value() for var in params], _refuse_state)
+    in_epoch = math.ceil(n_rows / (size * n_ranks))
+    bar = contextlib.ExitStack()
+    try:
+        work = bar.enter_context(bar_of(progress, plan.total(in_epoch)))
+        while n_steps := plan.of_epoch(run.epoch, in_epoch):
+            order = shuffled(n_rows, n_steps * size * n_ranks, seed, run.epoch)
+            for rows in order.reshape(n_steps, -1):
+                number = next(step)
+                hyper = {name: one(number) if callable(one) else one for name, one in named.items()}
+                for var, one in shared.items():
+                    broadcast(var, one(number) if callable(one) else one)
+                outputs = f(*inputs, batch=rows, **hyper)
+                values = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+                row = [float(one) for one in values]
+                run._add([Records([row], 0, [], 0.0, 0, [])] * n_ranks)
+                work.done += 1
+            run.epoch += 1
+            if on_epoch is not None and on_epoch(run) is False:
+                break
+    except KeyboardInterrupt:
+        if session.broken:
+            raise
+        run.interrupted = True
+    finally:
+        bar.close()
+    run._values = [var.get_value() for var in params]
+    return run

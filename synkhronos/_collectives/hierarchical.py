@@ -81,6 +81,7 @@ class HierarchicalTransport(SharedMemoryTransport):
 
     def __init__(self, *args: Any, group: ProcessGroup) -> None:
         super().__init__(*args)
+        self._on_node = SharedMemoryTransport(*args, core=self._core)
         world, leader = group.world, group.master_rank
         self._n_ranks = world.n_ranks
         self._world, self._leader = world, leader
@@ -95,6 +96,11 @@ class HierarchicalTransport(SharedMemoryTransport):
         self._computing: list[tuple[int, int]] = []  # intervals in which it has computed meanwhile
         self._ticket: Ticket | None = None  # of the last reduction in the background in this command
         self._restart_local, self.restart = self.restart, self._restart
+
+    @property
+    def on_node(self) -> HostTransport:
+        """Transport for collectives over the ranks of this node only, also while others go on in the background."""
+        return self._on_node
 
     def _restart(self) -> None:
         """Bring the ranks in step, and release arrays of the previous command."""

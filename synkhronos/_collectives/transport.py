@@ -92,6 +92,10 @@ class HostTransport(Transport, Protocol):
 
     early: EarlyTransport | None
 
+    @property
+    def on_node(self) -> HostTransport:
+        """Transport for collectives over the ranks of this node only, also while others go on in the background."""
+
     def barrier(self) -> None:
         """Wait for all ranks."""
 
@@ -99,9 +103,6 @@ class HostTransport(Transport, Protocol):
         self, arrays: Sequence[np.ndarray], op: str, weights: Sequence[float] | None, layout: Hashable = (), /
     ) -> bool:
         """Reduce arrays over the ranks, in place."""
-
-    def all_reduce_on_node(self, arrays: Sequence[np.ndarray], op: str, /) -> None:
-        """Reduce arrays over the ranks of this node, in place."""
 
     def reduce(
         self, arrays: Sequence[np.ndarray], op: str, outs: Sequence[np.ndarray] | None, dtypes: Sequence[np.dtype], /
@@ -170,6 +171,8 @@ class SharedMemoryTransport:
         Shared heap. Large arrays in it are reduced directly, without staging buffers.
     barrier : Barrier
     timeline : Timeline
+    core : Collectives, optional
+        The compiled core of another transport of this rank, which then takes turns with this one.
 
     Attributes
     ----------
@@ -180,14 +183,26 @@ class SharedMemoryTransport:
     """
 
     def __init__(
-        self, workspace: Workspace, words: native.Sync, heap: native.Heap, barrier: Barrier, timeline: Timeline
+        self,
+        workspace: Workspace,
+        words: native.Sync,
+        heap: native.Heap,
+        barrier: Barrier,
+        timeline: Timeline,
+        *,
+        core: native.Collectives | None = None,
     ) -> None:
         self._n_local = self._n_ranks = words.n_ranks
-        self._core = native.Collectives(workspace.memory, words, heap)
+        self._core = native.Collectives(workspace.memory, words, heap) if core is None else core
         self._barrier = barrier
         self._timeline = timeline
         self.restart = self._core.restart
         self.early: EarlyTransport | None = None
+
+    @property
+    def on_node(self) -> HostTransport:
+        """Return this transport, because there is one node."""
+        return self
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -224,19 +239,6 @@ class SharedMemoryTransport:
             On every rank, before any array changes, if shapes or layouts differ between ranks.
         """
         return self._reduce(arrays, arrays, op, weights, [array.dtype for array in arrays], layout)
-
-    def all_reduce_on_node(self, arrays: Sequence[np.ndarray], op: str) -> None:
-        """Reduce arrays over the ranks of this node, in place; parameters as for `all_reduce`, with equal weights.
-
-        Raises
-        ------
-        ShapesDiffer
-            On every rank, before any array changes, if shapes differ between ranks.
-        """
-        reductions = [reduction_of(op, array.dtype, array.dtype, (1,) * self._n_local) for array in arrays]
-        parts: list[Part] = list(zip(arrays, arrays, reductions))
-        if self._run_here(parts, hash(tuple([array.shape for array in arrays]))) is None:
-            raise ShapesDiffer("the shapes differ between ranks")
 
     def reduce(
         self, arrays: Sequence[np.ndarray], op: str, outs: Sequence[np.ndarray] | None, dtypes: Sequence[np.dtype]

@@ -164,7 +164,9 @@ class Caller:
         self._variables = exchange.variables
         self._timeline = group.timeline
         world = group.world
-        self._context = RankContext(self._rank, world.n_ranks, world.master_rank, exchange.transport, group.timeline)
+        transport, timeline = exchange.transport, group.timeline
+        self._context = RankContext(self._rank, world.n_ranks, world.master_rank, transport, timeline)
+        self._on_node = RankContext(group.rank, group.n_ranks, group.master_rank, transport.on_node, timeline)
         self.steps = Steps(
             group.rank,
             workspace.notes,
@@ -233,10 +235,13 @@ class Caller:
                 for cell, value in zip(cells, before):
                     cell[0] = value
 
-    def stepper(self, function: int, together: bool) -> Callable[[list[Any]], list[Any]]:
-        """Return a callable that computes all outputs of a function; ``together``: on all ranks, with equal weights."""
-        run, context = self.runner(function, None), self._context
-        if not together:
+    def stepper(self, function: int, together: str | None) -> Callable[[list[Any]], list[Any]]:
+        """Return a callable that computes all outputs of a function; `Exchange` has the meaning of ``together``.
+
+        The ranks that compute together have equal weights.
+        """
+        run, context = self.runner(function, None), self._on_node if together == "node" else self._context
+        if together is None:
             return run
         weights = (1,) * context.n_ranks
         return lambda values: context.execute(weights, lambda: run(values))

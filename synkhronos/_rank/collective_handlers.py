@@ -148,17 +148,19 @@ class CollectiveHandlers:
             self._kept = self._kept if keep else []
 
     def _time_reduction(self, command: TimeReduction) -> list[float]:
-        """Return the seconds of all-reduces of an array of float64, which no wire dtype makes shorter."""
-        array = np.zeros(command.n_bytes // 8)
+        """Return the seconds of all-reduces. No wire dtype makes those of float64 shorter, which are not delayed."""
+        dtype = np.dtype(command.delayed or np.float64)
+        array = np.zeros(command.n_bytes // dtype.itemsize, dtype)
         self._at_work.append(array)
+        transport = self.transport.on_node if command.on_node else self.transport
         seconds = []
         for _ in range(command.repetitions):
             self.transport.barrier()
             start = time.perf_counter()
-            if command.on_node:
-                self.transport.all_reduce_on_node([array], "max")
+            if command.delayed and self.transport.early is not None:
+                self.transport.early.start(array).wait()
             else:
-                self.transport.all_reduce([array], "max", None)
+                transport.all_reduce([array], "max", None)
             seconds.append(time.perf_counter() - start)
         return seconds
 

@@ -327,6 +327,9 @@ class Exchange:
     of_others: str  # "local", "average" or "reset" in each exchange
     memory: ArrayRef | None  # of the `Board` of the node
     seed: int
+    #: Ranks that make steps with collectives together: ``"all"``, or those of each ``"node"``. ``None``: none do.
+    together: str | None
+    takes_rows: bool  # the function also takes: the total row count, the rank's first row, its row count
 
 
 @_command(KEEPS_SHAPES)
@@ -406,11 +409,15 @@ class TimeFunction:
 @_command(KEEPS_SHAPES, IGNORES_VALUES)
 @dataclass(frozen=True)
 class TimeReduction:
-    """Time all-reduces of `n_bytes`, on each node or over all of them; return their seconds on each rank."""
+    """Time all-reduces of `n_bytes`, on each node or over all of them; return their seconds on each rank.
+
+    With `delayed`, they are averages of arrays of this dtype, as the background of a loop makes them.
+    """
 
     n_bytes: int
     repetitions: int
     on_node: bool
+    delayed: str | None = None
 
 
 @dataclass(frozen=True)

@@ -110,13 +110,15 @@ class Parameters:
     """The parameters of one rank as a flat vector, and what else an engine needs of the rank."""
 
     def __init__(self, loops: Loops, exchange: Exchange) -> None:
-        self.rule = cloudpickle.loads(exchange.rule)
+        self._pickled, self.rule = exchange.rule, cloudpickle.loads(exchange.rule)
         self.variables = [loops.variables[key] for key in exchange.variables]
         self.others = [loops.variables[key] for key in exchange.others]
         self.of_others = exchange.of_others
         resets = self.others if self.of_others == "reset" else []
         self.first_others = [to_host(_graph.get_array(var)).copy() for var in resets]
         self.rank, self.n_ranks = loops.rank, loops.n_ranks
+        #: Of averages: all ranks, or the nodes, if the parameters are equal on the ranks of each.
+        self.n_members = len(loops.group.world.sizes) if exchange.together == "node" else self.n_ranks
         self.transport, self.check, self.check_processes = loops.transport, loops.check, loops.check_processes
         self.begin_wait = loops.group.deadline.begin
         self.timeline, self.status = loops.group.timeline, loops.group.loops[loops.group.rank]
@@ -143,7 +145,12 @@ class Parameters:
         self.reference = self.x.copy() if loops.group.world.wire_dtype and dtype == np.float32 else None
         with self.named():
             has_state = self.rule.engine in ("average", "centre")
-            self.state = self.rule.begin(self.x.copy(), self.n_ranks) if has_state else {}
+            self.state = self.rule.begin(self.x.copy(), self.n_members) if has_state else {}
+
+    def use(self, rule: bytes) -> None:
+        """Use a pickled rule from now on, if it is another one than before."""
+        if rule != self._pickled:
+            self._pickled, self.rule = rule, cloudpickle.loads(rule)
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
@@ -194,10 +201,8 @@ class Parameters:
     def average(self, arrays: list[np.ndarray], op: str = "avg", group: str = "all") -> None:
         """Average arrays over all ranks, or the ranks of this node, in place."""
         self.begin_wait()
-        if group == "node":
-            self.transport.all_reduce_on_node(arrays, op)
-        else:
-            self.transport.all_reduce(arrays, op, None)
+        transport = self.transport.on_node if group == "node" else self.transport
+        transport.all_reduce(arrays, op, None)
 
     def average_parameters(self, x: np.ndarray, group: str = "all", keep: bool = False) -> np.ndarray:
         """Return the average of parameters over all ranks, or the ranks of this node, in a buffer that is reused.

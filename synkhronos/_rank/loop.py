@@ -44,7 +44,7 @@ class Loops:
     transport : HostTransport
     runner : callable
         ``runner(function, together)`` returns a callable that computes the outputs of a function, with its collectives
-        if it runs on all ranks ``together``.
+        over the ranks that `Exchange.together` names.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Loops:
         row_views: RowViews,
         *,
         transport: HostTransport,
-        runner: Callable[[int, bool], Callable[[list[Any]], list[Any]]],
+        runner: Callable[[int, str | None], Callable[[list[Any]], list[Any]]],
     ) -> None:
         self.group, self.variables, self.segments, self.transport = group, variables, segments, transport
         self.rank, self.n_ranks = group.world.first + group.rank, group.world.n_ranks
@@ -73,7 +73,10 @@ class Loops:
             parameters = Parameters(self, loop.exchange)
             self._loops[loop.key] = parameters, ENGINES[parameters.rule.engine](parameters)
         of, engine = self._of(loop.key)
-        run, timeline = self._runner(loop.function, of.rule.engine == "none"), self.group.timeline
+        began, exchange = monotonic_ns(), loop.exchange
+        of.use(exchange.rule)
+        run, timeline = self._runner(loop.function, exchange.together), self.group.timeline
+        numbers = self._numbers(loop) if exchange.takes_rows else ()
         if loop.mean_loss is not None:
             with of.named():
                 of.rule.on_epoch(loop.mean_loss, of.state)
@@ -92,7 +95,7 @@ class Loops:
                 timeline.switch(FUNCTION)
                 for var, values in shared:
                     _graph.copy_array(var, values[number % len(values), ...])
-                outputs = run([*inputs, *(values[number % len(values), ...] for values in scheduled)])
+                outputs = run([*inputs, *(values[number % len(values), ...] for values in scheduled), *numbers])
                 of.outputs.append([float(to_host(one)) for one in outputs])
                 of.n_steps += 1
                 status[0], status[1] = monotonic_ns(), of.n_steps
@@ -106,8 +109,13 @@ class Loops:
                 with of.named():
                     engine.after_step()
         with undivided():
-            of.given = loop.number, of.take_records()
+            of.given = loop.number, of.take_records()._replace(seconds=(monotonic_ns() - began) / 1e9)
         return of.given[1]
+
+    def _numbers(self, loop: Loop) -> list[np.ndarray]:
+        """Return the further inputs of an exact function, of which the ranks of a node make a step together."""
+        size, group = loop.order.shape[1], self.group
+        return list(map(np.asarray, (size * group.n_ranks, size * group.rank, size)))
 
     def _of(self, key: int) -> tuple[Parameters, Any]:
         """Return the state of a loop."""
@@ -232,7 +240,7 @@ class Loops:
             saved = {name: value if value.ndim else value.item() for name, value in _within("rule", state).items()}
             with of.named():
                 resumes = of.rule.engine == "average"
-                of.state = of.rule.resume(saved, x.copy(), self.n_ranks, of.n_steps) if resumes else saved
+                of.state = of.rule.resume(saved, x.copy(), of.n_members, of.n_steps) if resumes else saved
         elif of.rule.engine == "centre":
             of.state = of.rule.begin(x.copy(), self.n_ranks)
         engine.restore(_within("engine", state))

@@ -127,6 +127,8 @@ class Records(NamedTuple):
         ``(turn, kind, step, other)`` of each exchange through a `Board`: its turn among those of all ranks (for a
         centre, with its first part), ``"meet"``, ``"send"`` or ``"merge"``, the number of steps that the rank had made,
         and the other rank.
+    seconds : float
+        Seconds of the command.
     """
 
     outputs: list[list[float]]
@@ -135,6 +137,7 @@ class Records(NamedTuple):
     waited: float
     n_bytes: int
     order: list[tuple[int, str, int, int]]
+    seconds: float = 0.0
 
 
 def _reduced(value: Any) -> tuple[type, tuple[Any, ...]]:

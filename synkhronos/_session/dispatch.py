@@ -25,6 +25,7 @@ from synkhronos._rank import (
     Replica,
     SaveLoop,
     TimeFunction,
+    TimeReduction,
     TornUpdate,
     summarize,
 )
@@ -34,7 +35,8 @@ from synkhronos._utils import KeyedCache
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass, new_lock
 from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
-_LONG = (Loop, EndLoop, SaveLoop, TimeFunction)  # commands after which an interrupt waits for a rank's step, or copy
+#: Commands after which an interrupt waits for a rank's step, or copy.
+_LONG = (Loop, EndLoop, SaveLoop, TimeFunction, TimeReduction)
 _INTERRUPT_SECONDS = 0.7  # time for the ranks to reply after the controller was interrupted
 _MAX_RESTARTS = 3  # in a row, without a successful one
 _FRAMES = 150  # upper limit of the stack frames that `Dispatcher.issue` needs, including errors and logging

@@ -82,6 +82,7 @@ class Session:
         group = ProcessGroup(devices, master_rank, options.timeout, None if nodes is None else nodes.world)
         self._group: RankGroup = group if nodes is None else MultiNodeGroup(group, nodes.devices, segments)
         self.timeline = group.timeline
+        self.nodes = [group.world.ranks_of(node) for node in range(len(group.world.sizes))]  # the ranks of each
 
         def begin() -> None:
             if hasattr(self, "_dispatcher"):  # only in a worker that replaces a dead one

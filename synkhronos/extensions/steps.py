@@ -172,15 +172,15 @@ class Loops:
 
 
 class LocalTrainFunction(Loops):
-    """Training step that each rank makes by itself, with a training rule, as `make_train_function` returns it.
+    """Training step with a training rule, as `make_train_function` returns it.
 
-    It has only `loop`, because ranks do not exchange anything in a single step.
+    It has only `loop`, because not all ranks take part in a single step.
 
     Attributes
     ----------
     function : Function
-        Computes the loss and changes the parameters of a rank.
-    rule : Rule
+        Computes the loss and changes the parameters of a rank, or of the ranks of a node.
+    rule : Rule or "local"
 
     Examples
     --------

@@ -7,7 +7,7 @@ the same as in the serial program, however the data are divided.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Callable, Optional, Union, overload
+from typing import Any, Callable, Literal, Optional, Union, overload
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def make_train_function(
     y: Any,
     update_rule: Union[str, Callable[..., Any]],
     *args: Any,
-    rule: synk.rules.Rule,
+    rule: Union[synk.rules.Rule, Literal["local"]],
     **kwargs: Any,
 ) -> LocalTrainFunction: ...
 
@@ -71,7 +71,7 @@ def make_train_function(
     mode: Any = None,
     weights: Optional[Any] = None,
     exact: bool = False,
-    rule: Optional[synk.rules.Rule] = None,
+    rule: Union[synk.rules.Rule, Literal["local"], None] = None,
     **kwargs: Any,
 ) -> Union[TrainFunction, ExactTrainFunction, LocalTrainFunction]:
     """Make a training step on all ranks, equal to a step of one process on the full minibatch.
@@ -107,9 +107,11 @@ def make_train_function(
         Make the step one exact function (docs/exact.md). It equals the serial step for any loss, such as one with batch
         normalization over the full minibatch, sums, or masks. It takes no `weights`, and draws the random numbers of
         the serial program.
-    rule : Rule, optional
+    rule : Rule or "local", optional
         A training rule of `synkhronos.rules`, by which ranks train without a collective in every step. It cannot be
-        combined with ``exact`` and ``weights``. ``None`` or ``BSP()``: all ranks make equal steps.
+        combined with ``weights``. With ``exact``, the ranks of a node make equal steps, and the rule averages between
+        nodes. ``"local"`` does so, too, with a delay that the loop chooses. ``None`` or ``BSP()``: all ranks make equal
+        steps.
     **kwargs
         Further keyword arguments of the update rule.
 
@@ -125,7 +127,7 @@ def make_train_function(
         If there is no session.
     TypeError, ValueError
         If there is no such rule, it does not take these arguments or cannot be split into two parts, a symbolic
-        variable has no name, `weights` are given with ``exact``, or either is given with a training rule.
+        variable has no name, or `weights` are given with ``exact`` or a training rule.
 
     Examples
     --------
@@ -141,15 +143,9 @@ def make_train_function(
     """
     grad_updates, param_updates, grad_shared = divide(update_rule, loss, params, *args, **kwargs)
     inputs = flatten((x, y), (x, y))
-    if rule is not None and not isinstance(rule, synk.rules.BSP):
-        if exact or weights is not None:
-            raise ValueError(f"{rule!r} cannot be combined with exact=True or weights: leave these out, or the rule")
-        others = free([loss, *grad_updates.values(), *param_updates.values()], inputs, givens)
-        replaced = [*dict(givens or ()).items(), *grad_updates.items()]
-        function = synk.function(
-            inputs, loss, bcast_inputs=others, updates=param_updates, givens=replaced, mode=mode, name="train"
-        )
-        return LocalTrainFunction(function, params, rule, (x, y))
+    has_rule = rule is not None and not isinstance(rule, synk.rules.BSP)
+    if has_rule and weights is not None:
+        raise ValueError(f"{rule!r} cannot be combined with weights: leave these out, or the rule")
     if exact:
         if weights is not None:
             raise ValueError("exact=True: the step is the serial one by itself; leave out weights")
@@ -157,24 +153,22 @@ def make_train_function(
         replaced = [*dict(givens or ()).items(), *grad_updates.items()]
         exact_step = ExactTrainFunction(loss, param_updates, inputs, (x, y), givens=replaced, mode=mode)
         exact_step._params = list(params)
-        return exact_step
+        return LocalTrainFunction(exact_step.function, params, rule, (x, y)) if has_rule else exact_step
     outputs, weight, make_step = loss, None, None
     if weights is None:
         others = free([loss, *grad_updates.values(), *param_updates.values()], inputs, givens)
-        averaged = [(var, synk.averaged(grad)) for var, grad in grad_updates.items()]
 
-        def make_step() -> Any:
-            """Make one function of the step, with an all-reduce in it, for `TrainFunction.loop`."""
+        def in_one(averages: bool = True) -> Any:
+            """Make one function of the step, if wanted with an all-reduce of the gradients in it."""
+            grads = [(var, synk.averaged(grad) if averages else grad) for var, grad in grad_updates.items()]
+            replaced = [*dict(givens or ()).items(), *grads]
             return synk.function(
-                inputs,
-                loss,
-                bcast_inputs=others,
-                updates=param_updates,
-                givens=[*dict(givens or ()).items(), *averaged],
-                mode=mode,
-                name="train",
+                inputs, loss, bcast_inputs=others, updates=param_updates, givens=replaced, mode=mode, name="train"
             )
 
+        if has_rule:
+            return LocalTrainFunction(in_one(averages=rule == "local"), params, rule, (x, y))
+        make_step = in_one
     if weights is not None:
         weight = shared(np.zeros((), "float64"), "weight")
         one = steps.per_point(weights, inputs[0])

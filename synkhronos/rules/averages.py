@@ -375,12 +375,13 @@ class Hierarchical(Average):
 class DASO(Average):
     """Distributed asynchronous and selective optimization: delayed averages, whose periods follow the loss.
 
-    Between P members (nodes, inside of which gradients are exact), with the snapshots s, and W the number of steps made
-    since they were sent::
+    Between P members, with the snapshots s, and W the number of steps made since they were sent::
 
         x <- (2 W x + sum of s) / (2 W + P)
 
-    Coquelin et al. (2021), arXiv:2104.05588. The schedule needs the lengths of `plan`:
+    In the paper, the members are nodes, inside of which gradients are exact: on several nodes, use exact functions, or
+    those with collectives. With other functions, the members are the ranks. Coquelin et al. (2021), arXiv:2104.05588.
+    The schedule needs the lengths of `plan`:
 
     - In the first ``warmup`` and the last ``cooldown`` epochs, every batch is followed by an average without a
       delay: W is 0.

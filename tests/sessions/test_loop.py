@@ -7,6 +7,7 @@ from rule_simulator import simulate
 
 import synkhronos as synk
 from synkhronos import rules
+from synkhronos._api.run import delayed, to_hide
 from synkhronos.extensions.train import make_train_function
 
 N_ROWS, N_COLUMNS, RATE = 61, 3, 0.05
@@ -393,6 +394,14 @@ def test_a_rule_of_the_program(session):
     np.testing.assert_allclose(run.params[0], np.mean(simulated.x, axis=0), rtol=1e-12)
 
 
+@pytest.mark.parametrize(("exchange", "step", "delay"), [(0.43, 0.035, 14), (0.5, 0.25, 3), (1e-5, 1.0, 2)])
+def test_a_delay_hides_the_exchange_and_one_step_until_it_begins(exchange, step, delay):
+    assert to_hide(exchange, step) == delay
+    assert (delay - 1) * step >= exchange > (delay - 2) * step
+    rule = delayed(delay)
+    assert [rule.delay_at(n) for n in range(1, 100) if rule.exchanges_at(n)][:8] == [0] * 6 + [delay] * 2
+
+
 # -- invalid arguments
 
 
@@ -409,7 +418,7 @@ def test_what_is_refused(two):
         ({"steps": 2}, TypeError, "epochs=1 and steps=2"),
         ({"batch_size": 0}, ValueError, "batch_size is 0"),
         ({"batch_size": 1.5}, ValueError, "batch_size is 1.5"),
-        ({"rule": "easgd"}, TypeError, "expected a rule of synkhronos.rules"),
+        ({"rule": "easgd"}, TypeError, "expected a rule of synkhronos.rules, or 'local'"),
         ({"rule": rules.EASGD(beta=3.0)}, ValueError, "beta is 3.0 with 2 ranks"),
         ({"params": []}, ValueError, "shared_vars is empty"),
         ({"params": [1]}, TypeError, "shared variables"),
@@ -419,6 +428,7 @@ def test_what_is_refused(two):
         ({"inputs": [synk.data(np.zeros((4, 3), "float32")), *data[1:]]}, TypeError, "expected float64 data"),
         ({"f": exact}, TypeError, "without exact=True"),
         ({"rule": None}, TypeError, "on each rank alone"),
+        ({"rule": "local"}, TypeError, "on each rank alone"),
         ({"f": lambda: None}, TypeError, "needs a function"),
         ({"f": vector, "inputs": [np.ones(4)]}, TypeError, "scalar outputs"),
         ({"f": collective, "inputs": [np.ones(4)]}, TypeError, "without collectives"),
@@ -440,8 +450,10 @@ def test_what_is_refused(two):
         synk.loop(count, [np.ones(4)], **{**good, "params": [counts]})
     x, t = T.matrix("x", "float64"), T.vector("t", "float64")
     loss = T.sqr(T.dot(x, regression.w) - t).mean()
-    with pytest.raises(ValueError, match=r"LocalSGD.*exact=True"):
-        make_train_function(loss, w, x, t, "sgd", RATE, exact=True, rule=rule)
+    with pytest.raises(TypeError, match=r"LocalSGD.*exact=True.*With exact=True, it needs a session on several nodes"):
+        make_train_function(loss, w, x, t, "sgd", RATE, exact=True, rule=rule).loop(*data[:2], batch_size=2, epochs=1)
+    with pytest.raises(ValueError, match=r"LocalSGD.*cannot be combined with weights"):
+        make_train_function(loss, w, x, t, "sgd", RATE, weights=x.shape[0], rule=rule)
     before = regression.w.get_value()
     assert synk.loop(f, data, **good).steps == [16, 16]
     assert not np.array_equal(regression.w.get_value(), before)

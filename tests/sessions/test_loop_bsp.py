@@ -34,7 +34,7 @@ class Model:
         return synk.loop(f or self.step, [self.rows, self.targets], **arguments)
 
 
-@pytest.mark.parametrize("rule", [None, rules.BSP()])
+@pytest.mark.parametrize("rule", [None, rules.BSP(), "local"])
 def test_one_command_gives_the_results_of_calls(session, rule):
     model = Model()
     called = []
@@ -80,14 +80,17 @@ def test_a_training_step_is_the_serial_step(session):
         return step.loop(x_data, y_data, epochs=3, schedule={"rate": 0.01}, **size)
 
     values = []
-    for options in ({}, {"exact": True}, {"rule": rules.BSP()}):
+    for options in ({}, {"exact": True}, {"rule": rules.BSP()}, {"rule": "local"}, {"rule": "local", "exact": True}):
         w, step = made(**options)
         run = train(step)
         values.append(w.get_value())
         np.testing.assert_array_equal(run.params[0], values[-1])
         assert len(run.losses) == run.steps[0]
+        assert run.delay is None  # on one node, nothing is delayed
     np.testing.assert_allclose(values[0], values[1], rtol=1e-9)
     np.testing.assert_array_equal(values[0], values[2])
+    np.testing.assert_array_equal(values[0], values[3])
+    np.testing.assert_array_equal(values[1], values[4])
     assert synk.check_replicas() == {}
 
 
