@@ -14,7 +14,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
 from synkhronos._costs.kernels import Roofline, RowTimes
-from synkhronos._costs.predict import Cluster, Link, Rule, Workload, predict_step
+from synkhronos._costs.predict import Cluster, Link, Rule, Workload, from_first, predict_step
 
 DOCS = Path(__file__).parent
 
@@ -113,7 +113,7 @@ def workload_of(layers, chip, rows=64):
         if n_bytes >= FIRST:
             break
     n_weights = sum(layer.n_weights for layer in layers)
-    return Workload(tuple(kernels), FLOAT * n_weights, 1, min(1.0, (forward + seconds) / total))
+    return Workload(tuple(kernels), FLOAT * n_weights, 1, from_first(min(1.0, (forward + seconds) / total)))
 
 
 def measured(figure, group, contestant):
@@ -158,13 +158,13 @@ def studies():
         Study("transformer block", workload_of(transformer_block(), GPU), 64, False, None, transformer_block()),
         Study(
             "MLP 784-800-800-10",
-            Workload((mlp,), FLOAT * 1_276_810, 1, 0.51),
+            Workload((mlp,), FLOAT * 1_276_810, 1, from_first(0.51)),
             500,
             True,
             (2, 2 * each / ours, "1 Gbit/s"),
         ),
         # a log-probability and its gradient: few numbers are exchanged
-        Study("PyMC's regression", Workload((regression,), 8 * 64, 1), 1_000_000, True),
+        Study("PyMC's regression", Workload((regression,), 8 * 64, 1, from_first(1.0)), 1_000_000, True),
     ]
 
 
@@ -291,7 +291,7 @@ def table(programs):
         rows = f"{study.rows:,}" + (" in all" if study.is_divided else " on each node")
         lines.append(
             f"| {study.name} | {rows} | {study.workload.n_bytes / 1e6:.4g} | {1e3 * one.seconds:.3g} | "
-            f"{study.workload.first:.0%} | {', '.join(limits)} nodes | {speeds} | {late:.1f} |"
+            f"{study.workload.operands[0].until[0]:.0%} | {', '.join(limits)} nodes | {speeds} | {late:.1f} |"
         )
     return "\n".join(lines)
 

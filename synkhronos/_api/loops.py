@@ -450,7 +450,7 @@ class _Loop:
     def _choose_delay(self, run: Run, records: Sequence[Records], n_steps: int) -> None:
         """Choose the delay of averages by measured times, of which the longest of all ranks count."""
         n_bytes = sum(_graph.get_array(var).nbytes for var in self._variables)
-        command = TimeReduction(n_bytes, 3, on_node=False, delayed=str(self._variables[0].dtype))
+        command = TimeReduction(n_bytes, 3, delayed=str(self._variables[0].dtype))
         exchange = max(map(np.median, self._session.run(command)))
         step = max(one.seconds - one.waited for one in records) / n_steps
         run.delay = to_hide(float(exchange), step)

@@ -18,6 +18,7 @@ from synkhronos._api.step_measurements import (
     check_steps,
     measure_function,
     measure_machine,
+    measure_overlap,
     restored,
     sizes_between,
 )
@@ -301,6 +302,7 @@ def plan(
     try:
         with progress("measuring", 3) as work, target.prepared(), restored(session, target.updated):
             workload = measure_function(session, target, sizes, work)
+            workload, overlap = measure_overlap(session, target, workload, sizes)
             cluster = measure_machine(session, target, workload, sizes, link)
             work.done += 1
             cluster = replace(cluster, slow=tuple(slow))
@@ -316,6 +318,8 @@ def plan(
     first, kind = rules[0]
     sentence = verdict(first, cluster, nodes=every_nodes, ranks=max(every_ranks), batch=max(batches), rule=kind)
     notes = [f"Function: {target.name}", *_notes(first, cluster, sizes, n_local, n_nodes, is_given=line is not None)]
+    if overlap and max(every_nodes) > 1 and kind.kind == "bsp":
+        notes.append(overlap)
     if max(every_ranks) > n_local:
         notes.append(
             f"Assumed: with more ranks than {n_local}, exchange within a node and contention are as with {n_local}, "
@@ -376,10 +380,13 @@ def _notes(
     largest = cluster.within.seconds[-1]
     used = busy()
     lines = [f"Other programs used {used:.0%} of the cores, which makes errors larger"] if used > MOST_BUSY else []
+    kernel, divided = workload.kernels[0], f", and {1e3 * workload.divided:.3g} ms for updates that ranks divide"
     lines += [
-        f"Measured: one rank with {', '.join(map(str, sizes))} rows; {workload.n_bytes:.0f} bytes in "
-        f"{workload.n_collectives} collective{'s' * (workload.n_collectives > 1)}; "
-        f"command {1e3 * cluster.command:.3g} ms",
+        f"Measured: one rank takes {', '.join(f'{1e3 * one:.3g}' for one in kernel.seconds)} ms with "
+        f"{', '.join(map(str, sizes))} rows{divided if workload.divided else ''}; "
+        f"fitted: {1e3 * kernel.constant:.3g} ms with 0 rows",
+        f"Measured: {workload.n_bytes:.0f} bytes in {workload.n_collectives} "
+        f"collective{'s' * (workload.n_collectives > 1)}; command {1e3 * cluster.command:.3g} ms",
     ]
     if n_local > 1:
         lines.append(
@@ -391,5 +398,6 @@ def _notes(
     if is_given or n_nodes > 1:
         how = "Given" if is_given else "Measured"
         speed = f"{8e-9 * cluster.link.bandwidth:.3g} Gbit/s, {1e6 * cluster.link.latency:.3g} µs for a message"
-        lines.append(f"{how}: a link of {speed}")
+        others = f"; messages of 8 bytes to 8 MiB differ from this by at most {cluster.link.deviation:.0%}"
+        lines.append(f"{how}: a link of {speed}{'' if is_given else others}")
     return lines

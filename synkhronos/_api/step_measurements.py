@@ -19,16 +19,17 @@ from synkhronos._api.checks import arrange
 from synkhronos._api.data_arrays import Data
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
+from synkhronos._collectives import LEAST_EARLY
 from synkhronos._costs import (
     Cluster,
     Curve,
     Link,
+    Operand,
     RowTimes,
     Spread,
     Workload,
-    fit_link,
     fit_row_times,
-    messages_of,
+    link_through,
     predict_step,
 )
 from synkhronos._graph.ops import collectives_of
@@ -43,10 +44,11 @@ _RANGE = 8  # ratio of the largest and the least of them, at least: it shows wha
 _ROUNDS = 3  # of all sizes, one after the other: a delay by other programs seldom lasts for all
 _SECONDS, _LEAST = 0.06, 3  # of the calls in one round
 _MOST_SECONDS = 60.0  # of all calls for one function
-BYTES = (8, 2**10, 2**14, 2**17, 2**20, 2**23)  # of all-reduces
+BYTES = (8, 2**10, 2**14, 2**17, 2**20, 2**23)  # of all-reduces, and of messages
 _REPETITIONS = 7
-_LEAST_SECONDS = 1e-7  # of a message
+_LONG, _LEAST_OF_LONG = 0.01, 3  # seconds of a message, and repetitions of one that is longer than the last of these
 _MOST_RANKS = 1 << 20  # of one node
+_LARGE = 0.1  # part of all bytes that a large gradient has, at least
 _MAD = 1.4826  # standard deviation of a normal distribution by its median absolute deviation
 
 
@@ -214,7 +216,7 @@ class Target:
     def local(self, workload: Workload) -> Workload:
         """Return the same with the parameters in place of gradients, as ranks exchange them with local steps."""
         params = self._params or [var for var in self.updated if _is_float(var)]
-        return replace(workload, n_bytes=float(sum(map(_n_bytes, params))), n_collectives=1, first=1.0)
+        return replace(workload, n_bytes=float(sum(map(_n_bytes, params))), n_collectives=1, operands=())
 
     def memory(self) -> tuple[float, float]:
         """Return the bytes of the shared variables, and of each row of the inputs and sliceable shared variables."""
@@ -289,9 +291,19 @@ def _restore(session: Session, keys: tuple[int, ...], lead: Any) -> None:
 
 
 def _time(
-    session: Session, target: Target, part: _Part, rows: int, ranks: Sequence[int], *, graph: Any = None
-) -> list[float]:
-    """Return the seconds of calls on the first of some ranks, which all call the function at once."""
+    session: Session,
+    target: Target,
+    part: _Part,
+    rows: int,
+    ranks: Sequence[int],
+    *,
+    graph: Any = None,
+    of_operands: bool = False,
+) -> list[Any]:
+    """Return the seconds of calls on the first of some ranks, which all call the function at once.
+
+    With ``of_operands``, return when operands exist in their place; see `TimeFunction`.
+    """
     function = part.function
     graph = function._first if graph is None else graph
     key = function._distributed(session, function._plain, graph)
@@ -306,6 +318,7 @@ def _time(
             tuple(ranks),
             _SECONDS,
             _LEAST,
+            of_operands,
         )
         results = session.run(command)
     return [one for rank in ranks for one in results[rank]]
@@ -375,33 +388,63 @@ def measure_function(session: Session, target: Target, sizes: Sequence[int], wor
     )
 
 
-def _reduction(session: Session, on_node: bool) -> list[float]:
-    """Return the seconds of all-reduces of some numbers of bytes."""
-    found = []
+def measure_overlap(session: Session, target: Target, workload: Workload, sizes: Sequence[int]) -> tuple[Workload, str]:
+    """Measure when the gradients exist that nodes exchange; return the workload with them, and a sentence.
+
+    Times are those of single Apply nodes on one rank that makes all updates itself. If there are none, exchange counts
+    as if it began after all gradients.
+    """
+    part, assumed = target.parts[0], "Assumed: exchange between nodes begins when all gradients exist, because "
+    if target.is_local or target.reduced:
+        return workload, "" if target.is_local else f"{assumed}the step exchanges them after its first function"
+    if workload.n_bytes < LEAST_EARLY:
+        return workload, f"{assumed}they have fewer than {LEAST_EARLY >> 10} KiB"
+    graph, some = part.function._graph, sizes[::2]
+    own = [session.master_rank]
+    of_sizes = [_time(session, target, part, size, own, graph=graph, of_operands=True) for size in some]
+    if not all(of_sizes):
+        return workload, f"{assumed}no times of single Apply nodes show it"
+    rows = tuple(map(float, some))
+    operands = tuple(Operand(of_one[-1][1], rows, tuple(until for until, _ in of_one)) for of_one in zip(*of_sizes))
+    in_slices = getattr(graph, "slices", None) is not None
+    large = [one for one in operands if one.part >= _LARGE] or operands
+    text = (
+        f"Measured: with {some[-1]} rows, the first large gradient exists after {large[0].until[-1]:.0%} of a step, "
+        f"the last one after {operands[-1].until[-1]:.0%}; exchange between nodes begins with the first"
+    )
+    if in_slices:
+        text += ", and with the last if a node has several ranks, which make large updates by slices"
+    return replace(workload, operands=operands, in_slices=in_slices), text
+
+
+def _within_node(session: Session) -> Curve:
+    """Return the seconds of all-reduces on a node, by bytes."""
+    found = [session.run(TimeReduction(n_bytes, _REPETITIONS))[session.master_rank] for n_bytes in BYTES]
+    return Curve(tuple(map(float, BYTES)), tuple(map(statistics.median, found)))
+
+
+def measure_link(session: Session) -> Link:
+    """Measure the link between nodes, by messages from the leader of node 0 to the others, and from that of node 1."""
+    seconds: list[float] = []
     for n_bytes in BYTES:
-        results = session.run(TimeReduction(n_bytes, _REPETITIONS, on_node))
-        found.append(statistics.median(results[session.master_rank]))
-    return found
+        n = _LEAST_OF_LONG if seconds and seconds[-1] > _LONG else _REPETITIONS
+        found = session.run(TimeReduction(n_bytes, n, between_nodes=True))[session.master_rank]
+        seconds.append(statistics.median(found))
+    n_others = session.n_ranks // len(session.replica.on_node) - 1  # to which a leader sends through one port
+    return link_through([n_others * n_bytes for n_bytes in BYTES], seconds)
 
 
 def measure_machine(
     session: Session, target: Target, workload: Workload, sizes: Sequence[int], link: Link | None
 ) -> Cluster:
-    """Measure the machine: contention, commands, copies, and all-reduces on this node and between nodes.
+    """Measure the machine: contention, commands, copies, all-reduces on this node, and the link between nodes.
 
     The command is what a step with one row on each rank takes in addition to computing and exchange.
     """
     on_node, own = session.replica.on_node, session.master_rank
-    within = Curve(tuple(map(float, BYTES)), tuple(_reduction(session, on_node=True)))
-    if link is None and session.is_on_one_node:
-        link = Link(0.0, math.inf)
-    elif link is None:
-        n = session.n_ranks // len(on_node)
-        over_all = _reduction(session, on_node=False)
-        messages = [messages_of(n_bytes, n) for n_bytes in BYTES]
-        between = [over - here for over, here in zip(over_all, within.seconds)]
-        seconds = [max(_LEAST_SECONDS, one / count) for one, (count, _) in zip(between, messages)]
-        link = fit_link([size for _, size in messages], seconds)
+    within = _within_node(session)
+    if link is None:
+        link = Link(0.0, math.inf) if session.is_on_one_node else measure_link(session)
     counts = sorted({len(on_node), *(2**i for i in range(len(on_node).bit_length()) if 2**i <= len(on_node))})
     others = [rank for rank in on_node if rank != own]
     factors = {1: 1.0}

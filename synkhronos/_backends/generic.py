@@ -35,6 +35,7 @@ __all__ = [
     "running_parts",
     "stack_of",
     "stacked",
+    "timed_machine",
 ]
 
 _OWN = f"{_backends.engine}."
@@ -197,6 +198,18 @@ def running_parts(function: Any) -> Running | None:
             _backends.raise_at(function, vm.nodes[where], thunk, getattr(vm, "storage_map", None))
 
     return Running(compute, taken, n_outputs, [*(cell for _, cell in taken), *left], explain)
+
+
+def timed_machine(function: Any) -> Any:
+    """Return the virtual machine of a compiled function if it can time single Apply nodes; else ``None``.
+
+    While its attribute ``time_thunks`` is true, calls add to ``call_times`` the seconds of each of its ``nodes``, and
+    to ``call_counts`` the numbers of their executions. Code that numba compiles has no such times, and those of a
+    function with a profile belong to the profile.
+    """
+    vm = _backends.machine(function)
+    has_all = all(hasattr(vm, name) for name in ("nodes", "time_thunks", "call_times", "call_counts"))
+    return vm if has_all and not function.profile else None
 
 
 _builders: list[Callable[..., Any]] = []

@@ -16,7 +16,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Sequence
-from time import monotonic_ns
+from time import monotonic_ns, perf_counter
 from typing import TYPE_CHECKING, Any, Callable, cast
 
 import numpy as np
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 _AGREED, _REFUSED = 0, 1
 _UNDER_WAY = 2  # pieces in flight between the nodes
 _IN_BACKGROUND = 1 << 34  # in signatures of reductions in the background
-_LEAST_EARLY = 256 * 1024  # bytes of a reduction that begins before all of its arrays exist
+_MESSAGES = 1 << 35  # signature of messages that are timed
+LEAST_EARLY = 256 * 1024  # bytes of a reduction that begins before all of its arrays exist
 _MOST_PIECES = 1024  # of such a reduction, so that tags of messages differ
 
 
@@ -322,7 +323,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         """
         arrays = [np.broadcast_to(np.empty((), dtype), math.prod(shape)) for shape, dtype in kinds]  # without memory
         parts: list[Undivided] = [(array, None, how) for array, how in zip(arrays, reductions)]
-        if sum(array.nbytes for array in arrays) < _LEAST_EARLY or any(max(how.rows) > 1 for how in reductions):
+        if sum(array.nbytes for array in arrays) < LEAST_EARLY or any(max(how.rows) > 1 for how in reductions):
             return None
         are_small = find_small(parts, len(self._world.sizes)) if self._world.wire_dtype else [False] * len(parts)
         pieces: list[Piece] = []
@@ -519,6 +520,38 @@ class HierarchicalTransport(SharedMemoryTransport):
             raise ShapesDiffer("the shapes differ between ranks")
         assert part.out is not None
         return part.out.reshape(shape)
+
+    # -- measurements
+
+    def time_messages(self, n_bytes: int, repetitions: int) -> list[float]:
+        """Return the seconds in which an array gets from the leader of node 0 to the other leaders.
+
+        They are half of those until the leader of node 1 has then sent an array to the others. All ranks call this; the
+        list is empty on ranks other than leaders.
+        """
+        self.barrier()
+        if not self._leads:
+            return []
+        n_nodes, array = len(self._world.sizes), np.zeros(n_bytes, np.uint8)
+        self._left.append(array)
+        plans = [
+            Plan([n_bytes * (node == turn % 2) for node in range(n_nodes)], n_bytes, array.dtype)
+            for turn in range(2 * repetitions)
+        ]
+        between = self._exchange_of(plans)
+        times: list[float] = []
+        try:
+            self._hear(lambda: self._comm.vote(_MESSAGES, [], self._check_nodes, between.fill_in))
+            for turn in range(len(plans)):
+                times.append(perf_counter())
+                between.begin(array, array, functools.partial(self._lend, turn))
+                between.finish(turn + 1)
+            times.append(perf_counter())
+            self._comm.end_exchange(between.fill_in)
+        except BaseException:
+            self._comm.leave()
+            raise
+        return [(end - start) / 2 for start, end in zip(times[::2], times[2::2])]
 
     # -- memory
 

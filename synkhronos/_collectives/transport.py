@@ -52,7 +52,7 @@ class Transport(Protocol):
 
 
 class EarlyTransport(Protocol):
-    """The part of a transport over several nodes whose reductions go on while ranks compute.
+    """The part of a transport over several nodes whose reductions go on while ranks compute, and its measurement.
 
     `HierarchicalTransport` documents the parameters.
     """
@@ -77,6 +77,9 @@ class EarlyTransport(Protocol):
 
     def start(self, array: np.ndarray, op: str = "avg", /) -> Ticket:
         """Begin to reduce an array over all ranks in the background."""
+
+    def time_messages(self, n_bytes: int, repetitions: int, /) -> list[float]:
+        """Return the seconds of messages between the node leaders."""
 
 
 class HostTransport(Transport, Protocol):

@@ -27,6 +27,7 @@ from synkhronos._costs.model import (
 from synkhronos._costs.store import MOST_BUSY, Store, path_of_store
 
 if typing.TYPE_CHECKING:
+    from synkhronos._costs.kernels import Operand as Operand
     from synkhronos._costs.kernels import RowTimes as RowTimes
     from synkhronos._costs.kernels import Spread as Spread
     from synkhronos._costs.kernels import fit_row_times as fit_row_times
@@ -36,13 +37,12 @@ if typing.TYPE_CHECKING:
     from synkhronos._costs.predict import Rule as Rule
     from synkhronos._costs.predict import StepPrediction as StepPrediction
     from synkhronos._costs.predict import Workload as Workload
-    from synkhronos._costs.predict import fit_link as fit_link
-    from synkhronos._costs.predict import messages_of as messages_of
+    from synkhronos._costs.predict import link_through as link_through
     from synkhronos._costs.predict import predict_step as predict_step
     from synkhronos._costs.predict import predict_steps as predict_steps
     from synkhronos._costs.predict import verdict as verdict
 
-_KERNELS = ("RowTimes", "Spread", "fit_row_times")
+_KERNELS = ("Operand", "RowTimes", "Spread", "fit_row_times")
 _PREDICT = (
     "Cluster",
     "Link",
@@ -50,8 +50,7 @@ _PREDICT = (
     "Rule",
     "StepPrediction",
     "Workload",
-    "fit_link",
-    "messages_of",
+    "link_through",
     "predict_step",
     "predict_steps",
     "verdict",

@@ -99,6 +99,29 @@ def _isotonic(values: Sequence[float]) -> list[float]:
 
 
 @dataclass(frozen=True)
+class Operand:
+    """An array that the nodes all-reduce in a step, and when it exists.
+
+    Attributes
+    ----------
+    part : float
+        Of all bytes that are all-reduced.
+    rows : tuple of float
+        Numbers of rows, in increasing order.
+    until : tuple of float
+        For these, the part of the computation after which the array exists.
+    """
+
+    part: float
+    rows: tuple[float, ...]
+    until: tuple[float, ...]
+
+    def at(self, rows: float) -> float:
+        """Return the part of the computation after which the array exists, for a number of rows."""
+        return float(np.interp(rows, self.rows, self.until))
+
+
+@dataclass(frozen=True)
 class Roofline:
     """Peak speeds of a processor (S. Williams, A. Waterman, D. Patterson (2009), Roofline, CACM 52).
 

@@ -16,9 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
-
-from synkhronos._costs.kernels import RowTimes, Spread, expected_slowest
+from synkhronos._costs.kernels import Operand, RowTimes, Spread, expected_slowest
 from synkhronos._costs.model import Curve, Machine
 
 #: Bytes of an element on the wire, relative to float32, which gradients have.
@@ -40,10 +38,13 @@ class Link:
         α: seconds of a message without bytes.
     bandwidth : float
         1 / β: bytes per second in each direction.
+    deviation : float
+        Largest relative difference of a measured message from α + mβ.
     """
 
     latency: float
     bandwidth: float
+    deviation: float = 0.0
 
     def message(self, n_bytes: float) -> float:
         """Return α + mβ, the seconds of one message."""
@@ -82,45 +83,60 @@ def bytes_sent(n_bytes: float, n_processes: int) -> float:
     return 2 * (n_processes - 1) / n_processes * n_bytes
 
 
-def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
-    """Fit α and β to the seconds of messages in one direction, so that relative errors have the least sum of squares.
+def link_through(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
+    """Return the link on which the shortest and the longest of some messages take as long as measured.
+
+    β is the slope between both. A fit to all messages would miss the long ones if some of the others take less than
+    α + mβ, because buffers hold them.
 
     Parameters
     ----------
     sizes : sequence of float
-        Bytes of messages; at least two different numbers.
+        Bytes of messages, in increasing order; at least two.
     seconds : sequence of float
+        From one end of the link to the other.
 
     Returns
     -------
     Link
-        α is not negative: without that, it would be so for messages whose seconds grow more slowly than their bytes.
     """
-    weights = 1 / np.asarray(seconds, float)
-    columns = np.stack([np.ones(len(sizes)), np.asarray(sizes, float)], axis=1) * weights[:, None]
-    (latency, per_byte), *_ = np.linalg.lstsq(columns, np.ones(len(sizes)), rcond=None)
-    if latency < 0:
-        latency, per_byte = 0.0, columns[:, 1].sum() / np.square(columns[:, 1]).sum()
+    per_byte = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
     if not per_byte > 0:
         raise ValueError(
             f"got messages of {list(sizes)} bytes in {list(seconds)} seconds; expected longer ones to take longer"
         )
-    return Link(float(latency), float(1 / per_byte))
+    link = Link(max(0.0, seconds[0] - sizes[0] * per_byte), 1 / per_byte)
+    return replace(link, deviation=max(abs(one / link.message(size) - 1) for size, one in zip(sizes, seconds)))
 
 
-def overlapped(compute: float, first: float, exchange: float) -> float:
-    """Return max(t, t_first + t_x): the seconds of a step whose exchange begins at the first large gradient.
+def from_first(first: float) -> tuple[Operand, ...]:
+    """Return operands that all exist after a part of the computation, while the rest waits for no exchange."""
+    return Operand(1.0, (1.0,), (first,)), Operand(0.0, (1.0,), (1.0,))
+
+
+def overlapped(compute: float, exchange: float, operands: Sequence[tuple[float, float]]) -> float:
+    """Return the seconds of a step whose exchange begins while gradients are still computed.
+
+    Gradient k exists after r_k t, and its exchange takes x_k. Exchanges follow each other in this order, so the last
+    one ends after max over k of (r_k t + Σ_{j ≥ k} x_j). The computation that is left then follows, and so does the
+    exchange of arrays that are not among the operands. With all gradients at t_first, and nothing that waits for them,
+    this is max(t, t_first + t_x).
 
     Parameters
     ----------
     compute : float
         t.
-    first : float
-        t_first: seconds after which the first large gradient exists; ``compute`` if exchange waits for all gradients.
     exchange : float
-        t_x.
+        t_x, of all arrays.
+    operands : sequence of tuple of float
+        r_k, in increasing order, and x_k / t_x. Empty: exchange begins when all is computed.
     """
-    return max(compute, first + exchange)
+    end = later = 0.0
+    for until, part in reversed(operands):
+        later += part * exchange
+        end = max(end, until * compute + later)
+    last = operands[-1][0] if operands else 0.0
+    return end + (1 - last) * compute + exchange - later
 
 
 def local_step(compute: float, exchange: float, every: int) -> float:
@@ -206,8 +222,11 @@ class Workload:
         Bytes of the float32 arrays that are all-reduced.
     n_collectives : int
         Number of collectives that exchange them.
-    first : float
-        Part of the computation after which the first large gradient exists. 1: exchange does not overlap.
+    operands : tuple of Operand
+        Arrays that nodes exchange while others are computed, in the order in which they exist. Empty: exchange does not
+        overlap.
+    in_slices : bool
+        Whether large updates are made by slices if a node has several ranks. Exchange then does not overlap.
     spread : Spread
         Of the seconds of equal steps of one rank.
     divided : float
@@ -223,7 +242,8 @@ class Workload:
     kernels: tuple[RowTimes, ...]
     n_bytes: float
     n_collectives: int = 1
-    first: float = 1.0
+    operands: tuple[Operand, ...] = ()
+    in_slices: bool = False
     spread: Spread = field(default_factory=Spread)
     divided: float = 0.0
     row_bytes: float = 0.0
@@ -233,6 +253,12 @@ class Workload:
     def compute(self, rows: float, ranks: int = 1) -> float:
         """Return the seconds that one rank computes, if a node has some number of ranks."""
         return sum(kernel.at(rows) for kernel in self.kernels) + self.divided / ranks
+
+    def exposed(self, compute: float, exchange: float, rows: float, ranks: int) -> float:
+        """Return the seconds of an exchange between nodes in which ranks do not compute."""
+        operands = () if self.in_slices and ranks > 1 else self.operands
+        of_rows = [(one.at(rows), one.part) for one in operands]
+        return max(0.0, overlapped(compute, exchange, of_rows) - compute)
 
 
 @dataclass(frozen=True)
@@ -414,14 +440,16 @@ def predict_step(
     else:
         compute = own * statistics.fmean(factors) + command
         slowest = max(compute, own * expected_slowest(factors, workload.spread.of_sum(rule.every)) + command)
-        if rule.kind == "bsp":
-            seconds = overlapped(slowest, workload.first * slowest, exchange)
-        elif rule.kind == "local":
-            seconds = local_step(slowest, exchange, rule.every)
+        if is_bsp:
+            on_link = workload.exposed(slowest - command, between, rows, ranks)
+            exposed = within + on_link
         else:
-            seconds = delayed_step(slowest, exchange, rule.every, rule.delay)
-        exposed = seconds - slowest
-        on_link = exposed * between / exchange if exchange else 0.0
+            if rule.kind == "local":
+                seconds = local_step(slowest, exchange, rule.every)
+            else:
+                seconds = delayed_step(slowest, exchange, rule.every, rule.delay)
+            exposed = seconds - slowest
+            on_link = exposed * between / exchange if exchange else 0.0
     seconds = slowest + exposed
     sent = bytes_sent(workload.n_bytes * WIRE_DTYPES[cluster.wire_dtype], nodes) / rule.every
     efficiency = workload.compute(batch) / (n_ranks * seconds)

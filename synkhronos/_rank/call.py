@@ -11,6 +11,7 @@ collective, and keeps only those updates that are results of collectives, which 
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
@@ -18,9 +19,9 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos import _graph
-from synkhronos._backends import is_device_array, to_device, to_host
+from synkhronos._backends import is_device_array, timed_machine, to_device, to_host
 from synkhronos._collectives import Accumulator, DeviceAccumulator, ShapesDiffer, Workspace, accumulates
-from synkhronos._graph.ops import RankContext
+from synkhronos._graph.ops import RankContext, times_of_operands
 from synkhronos._memory import SegmentTable
 from synkhronos._native import native
 from synkhronos._processes import COLLECTIVES, FUNCTION, SHUFFLE, ProcessGroup
@@ -210,7 +211,7 @@ class Caller:
             self._runners[key] = _graph.run_function(self._functions[function], subset)
         return self._runners[key]
 
-    def time_function(self, command: TimeFunction) -> list[float] | None:
+    def time_function(self, command: TimeFunction) -> list[Any] | None:
         """Return the seconds of calls of a function on this rank alone; ``None`` if it does not take part.
 
         There are at least ``least`` calls, or two long ones, and more, up to `_MOST_CALLS`, until they have taken
@@ -229,6 +230,9 @@ class Caller:
         try:
             for cell, value in zip(cells, before):
                 cell[0] = np.take(value, np.resize(np.arange(len(value)), command.rows), axis=0)
+            if command.of_operands:
+                function = self._functions[command.function]
+                return _times_of_operands(function, lambda: run(list(values)), command.seconds, command.least)
             return _seconds(lambda: run(list(values)), command.seconds, command.least)
         finally:
             with deferred_interrupts():
@@ -396,6 +400,29 @@ def _numbers(command: Call, part: Rows) -> list[np.ndarray]:
 def _array(output: Any) -> Any:
     """Return an output as an array; some ops return NumPy scalars."""
     return output if output is None or is_device_array(output) else np.asarray(output)
+
+
+def _times_of_operands(function: Any, call: Callable[[], Any], seconds: float, least: int) -> list[tuple[float, float]]:
+    """Return `times_of_operands` by the medians of calls; an empty list if the backend does not time Apply nodes."""
+    vm = timed_machine(function)
+    if vm is None:
+        return []
+    before = vm.time_thunks, list(vm.call_times), list(vm.call_counts)
+    found: list[list[float]] = []
+
+    def timed() -> None:
+        vm.call_times[:] = [0.0] * len(vm.nodes)
+        call()
+        found.append(list(vm.call_times))
+
+    try:
+        vm.time_thunks = True
+        _seconds(timed, seconds, least)
+    finally:
+        with deferred_interrupts():
+            vm.time_thunks, vm.call_times[:], vm.call_counts[:] = before
+    medians = map(statistics.median, zip(*found[1:]))  # the backend may compile in the first call
+    return times_of_operands(function, dict(zip(vm.nodes, medians)))
 
 
 def _seconds(call: Callable[[], Any], seconds: float, least: int) -> list[float]:

@@ -148,19 +148,23 @@ class CollectiveHandlers:
             self._kept = self._kept if keep else []
 
     def _time_reduction(self, command: TimeReduction) -> list[float]:
-        """Return the seconds of all-reduces. No wire dtype makes those of float64 shorter, which are not delayed."""
+        """Return the seconds of all-reduces on this node, of averages over all nodes, or of messages between nodes."""
+        early = self.transport.early
+        if command.between_nodes:
+            assert early is not None
+            return early.time_messages(command.n_bytes, command.repetitions)
         dtype = np.dtype(command.delayed or np.float64)
         array = np.zeros(command.n_bytes // dtype.itemsize, dtype)
         self._at_work.append(array)
-        transport = self.transport.on_node if command.on_node else self.transport
         seconds = []
         for _ in range(command.repetitions):
             self.transport.barrier()
             start = time.perf_counter()
-            if command.delayed and self.transport.early is not None:
-                self.transport.early.start(array).wait()
+            if command.delayed:
+                assert early is not None
+                early.start(array).wait()
             else:
-                transport.all_reduce([array], "max", None)
+                self.transport.on_node.all_reduce([array], "max", None)
             seconds.append(time.perf_counter() - start)
         return seconds
 

@@ -393,7 +393,9 @@ class KeepValues:
 class TimeFunction:
     """Time calls of a function on some ranks, at once and each on its own; return their seconds on each rank.
 
-    Each takes all of the inputs, and the first `rows` of the variables `sliceable`. Updates are made.
+    Each takes all of the inputs, and the first `rows` of the variables `sliceable`. Updates are made. With
+    `of_operands`, the ranks return in place of seconds when the operands of the largest reduction exist; see
+    `times_of_operands`. The list is empty if the backend does not time single Apply nodes.
     """
 
     function: int
@@ -404,19 +406,21 @@ class TimeFunction:
     ranks: tuple[int, ...]
     seconds: float
     least: int  # number of calls
+    of_operands: bool = False
 
 
 @_command(KEEPS_SHAPES, IGNORES_VALUES)
 @dataclass(frozen=True)
 class TimeReduction:
-    """Time all-reduces of `n_bytes`, on each node or over all of them; return their seconds on each rank.
+    """Time all-reduces of `n_bytes` of float64 on each node; return their seconds on each rank.
 
-    With `delayed`, they are averages of arrays of this dtype, as the background of a loop makes them.
+    With `between_nodes`, time messages of as many bytes between node leaders; see `EarlyTransport.time_messages`. With
+    `delayed`, time averages over all nodes of arrays of this dtype, as the background of a loop makes them.
     """
 
     n_bytes: int
     repetitions: int
-    on_node: bool
+    between_nodes: bool = False
     delayed: str | None = None
 
 

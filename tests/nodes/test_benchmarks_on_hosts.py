@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 from backend import theano_only
@@ -11,13 +12,14 @@ from scripts import ROOT
 
 sys.path.append(str(ROOT))
 
-from benchmarks import nodes, rules
+from benchmarks import nodes, plan_validation, rules
 from benchmarks.harness import Contest
 from benchmarks.nodes_predicted import Line, predict
 from benchmarks.processes import Contestant
 from benchmarks.report import make_details
 from benchmarks.results import Result
 from benchmarks.samples import Sample
+from synkhronos._costs import Cluster, Curve, Link, RowTimes, Workload
 
 CONTESTANT = """
     import os, socket, time
@@ -109,6 +111,25 @@ def test_training_rules_on_hosts_in_small(hosts, monkeypatch):
     assert values["bytes-link"] == pytest.approx(1 / 50, rel=0.1)
     assert values["exchange"] > 400  # 5 MB take 0.4 s
     assert not hosts.left()
+
+
+@theano_only("contestants in Theano's names")
+def test_predictions_of_a_step_on_hosts_in_small(capsys):
+    """The time of the link is predicted from its ping-pong and the number of bytes; a busy machine adds to a step."""
+    n_bytes = 2 * 4 * 1_276_810  # Lasagne's momentum with all gradients as one vector, and each of them
+    work = Workload((RowTimes((8.0,), (0.01,), 0.0),), n_bytes=n_bytes)
+    cluster = Cluster(Link(0.0, 1.0), Link(0.0, 1e9), contention=Curve((1.0, 2.0), (1.0, 1.5)))
+    plan = SimpleNamespace(_workload=work, _cluster=cluster)
+    link = Link(0.0, n_bytes)  # one second
+    assert plan_validation.seconds_on_hosts(plan, link, 16) == pytest.approx((1.015, 1.015))
+    (error,) = plan_validation.validate_on_hosts({"mlp": plan}, {"100mbit": 2}, [16], rounds=1)
+    *_, titles, row = capsys.readouterr().out.splitlines()
+    assert titles.split()[:3] == ["model", "link", "rows"]
+    assert row.split()[:3] == ["mlp", "100mbit", "16"]
+    predicted, measured = map(float, row.split()[3:5])
+    assert error == pytest.approx(abs(predicted / measured - 1), abs=1e-3)
+    assert 0.05 < float(row.split()[-4]) < 0.11, "Gbit/s, as measured"
+    assert min(predicted, measured) > 0.8 * 1e3 * 8 * n_bytes / 1e8, "no faster than the link"
 
 
 def test_predictions():

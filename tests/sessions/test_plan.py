@@ -10,14 +10,16 @@ import sys
 
 import numpy as np
 import pytest
-from backend import MRG_RandomStreams, T, theano
+from backend import MRG_RandomStreams, T, on_theano, theano
 from comparison import close
-from mpi_jobs import needs_mpi
+from mpi_jobs import HELPERS, needs_mpi, output_of
 from namespace_hosts import MPIEXEC
 from scripts import ROOT
 
 import synkhronos as synk
 from synkhronos._api import plans, step_measurements
+from synkhronos._backends import machine
+from synkhronos._costs.predict import input_seconds
 from synkhronos.extensions import train
 
 
@@ -175,6 +177,77 @@ def test_functions_of_other_kinds(forked):
     table = synk.plan(g)
     assert [(one.ranks, one.batch) for one in table.checks] == [(2, 48)]
     assert synk.get_lengths(rows) == [24, 24]
+
+
+def network(**options):
+    """Return an exact function with gradients of 480 and 240 KB, and its rows."""
+    draw = np.random.RandomState(0)
+    layers = [theano.shared(draw.randn(*shape), f"w{i}") for i, shape in enumerate([(200, 300), (300, 100)])]
+    x = out = T.dmatrix("x")
+    for w in layers:
+        out = T.tanh(out.dot(w))
+    loss = T.sqr(out).mean()
+    updates = [(w, w - 0.1 * g) for w, g in zip(layers, T.grad(loss, layers))]
+    return synk.function([x], loss, updates=updates, exact=True, **options), draw.randn(64, 200)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_times_of_apply_nodes_show_when_gradients_exist(forked, ranks):
+    """The last layer's gradient is exchanged first. All that the measurement changes is restored."""
+    forked(ranks)
+    f, x = network()
+    f(x)
+    vm, values = machine(f._theano), [w.get_value() for w in f.get_shared()]
+    before = vm.time_thunks, list(vm.call_times), list(vm.call_counts)
+    table = synk.plan(f, x, nodes=[1, 2], ranks=[1], batch=[64], line="100Mbit")
+    assert (vm.time_thunks, vm.call_times, vm.call_counts) == before
+    for w, value in zip(f.get_shared(), values):
+        np.testing.assert_array_equal(w.get_value(), value)
+    *_, later, last = operands = table._workload.operands
+    assert [round(720_008 * one.part) for one in operands] == [8, 240_000, 480_000], "the loss is first"
+    assert len(last.rows) >= 3
+    for one, other in zip(later.until, last.until):
+        assert 0 < one < other <= 1
+    workload, cluster = table._workload, table._cluster
+    step, exchange = table.table.at(2, 1, 64), cluster.link.all_reduce(workload.n_bytes, 2)
+    compute = step.compute + step.waiting - cluster.command - input_seconds(workload, cluster, 2, 1, 64)
+    close(step.exposed, workload.exposed(compute, exchange, 32, 1))
+    assert step.exposed < exchange
+    (text,) = [note for note in table.notes if "gradient" in note]
+    shown = re.match(r"Measured: with (\d+) rows, .* after (\d+%) of a step, the last one after (\d+%);", text)
+    assert shown.groups() == (f"{last.rows[-1]:g}", f"{later.until[-1]:.0%}", f"{last.until[-1]:.0%}")
+
+
+def check_assumption(table, reason):
+    assert table._workload.operands == ()
+    assert f"Assumed: exchange between nodes begins when all gradients exist, because {reason}" in table.notes
+
+
+def test_without_times_of_apply_nodes_exchange_does_not_overlap(forked, monkeypatch):
+    forked(2)
+    monkeypatch.setattr("synkhronos._rank.call.timed_machine", lambda function: None)
+    f, x = network()
+    f(x)
+    check_assumption(synk.plan(f, x, nodes=2, line="1Gbit"), "no times of single Apply nodes show it")
+    f, values = build(exact=True), (X, TARGETS)
+    check_assumption(synk.plan(f, *values, nodes=2, line="1Gbit"), "they have fewer than 256 KiB")
+    assert "gradients exist" not in str(synk.plan(f, *values)), "one node"
+    inputs, loss, (w, _) = regression()
+    step = train.make_train_function(loss, [w], *inputs, "sgd", learning_rate=0.1)
+    reason = "the step exchanges them after its first function"
+    check_assumption(synk.plan(step, *values, nodes=2, line="1Gbit"), reason)
+
+
+@pytest.mark.numba
+@pytest.mark.skipif(on_theano, reason="Theano has no numba")
+def test_code_of_numba_has_no_times_of_apply_nodes(forked):
+    forked(2)
+    f, x = network(mode="NUMBA")
+    f(x)
+    table = synk.plan(f, x, nodes=[1, 2], ranks=[1], line="100Mbit")
+    check_assumption(table, "no times of single Apply nodes show it")
+    exchange = table._cluster.link.all_reduce(table._workload.n_bytes, 2)
+    close(table.table.at(2, 1, 64).exposed, exchange)
 
 
 def test_one_rank_says_what_is_assumed(forked):
@@ -339,7 +412,52 @@ def test_the_command_measures_the_link_between_nodes(tmp_path):
     code, text, errors = run_plan(tmp_path, options="exact=True", ranks=1, launcher=launcher)
     assert code == 0, errors
     assert "\n    2      1     24 " in text
-    assert "Measured: a link of" in text
+    assert re.search(r"Measured: a link of .* µs for a message; messages of 8 bytes to 8 MiB differ from this", text)
+
+
+LEADERS = f"""
+    import os, sys
+    sys.path.insert(0, {str(HELPERS)!r})
+    from backend import T, theano
+    import numpy as np
+    import synkhronos as synk
+    from synkhronos._api import step_measurements
+    from synkhronos._collectives.pipeline import Pieces
+    from synkhronos._session import current
+
+    synk.fork(int(os.environ["RANKS"]), use_gpu=False, timeout=60)
+    w = theano.shared(np.arange(3.0), "w")
+    f = synk.function([], updates=[(w, w + 1)])
+    f()
+    measure = lambda: step_measurements.measure_link(current("the test"))
+"""
+
+
+@needs_mpi
+@pytest.mark.parametrize(("n", "ranks"), [(2, 2), (3, 1)])
+def test_messages_between_leaders(n, ranks):
+    """Also after an interrupt of one of them, and of a message that is on its way."""
+    program = """
+        link = measure()
+        assert 0 < link.latency < 1 and link.bandwidth > 1e6
+        finish, n_left = Pieces.finish, [3]
+
+        def interrupted(pieces, n):
+            n_left[0] -= 1
+            if not n_left[0]:
+                raise KeyboardInterrupt
+            finish(pieces, n)
+
+        Pieces.finish = interrupted
+        try:
+            measure()
+        except KeyboardInterrupt:
+            print("interrupted")
+        Pieces.finish = finish
+        f()
+        print(measure().bandwidth > 1e6, synk.check_replicas(), w.get_value())
+    """
+    assert output_of(LEADERS, program, n=n, RANKS=str(ranks)).splitlines() == ["interrupted", "True {} [2. 3. 4.]"]
 
 
 def test_the_command_says_if_there_is_nothing_to_measure(tmp_path):

@@ -13,6 +13,7 @@ from made_up_costs import CONSTANTS
 from synkhronos._costs import Curve
 from synkhronos._costs.kernels import (
     KernelRegressor,
+    Operand,
     Roofline,
     RowTimes,
     Spread,
@@ -32,9 +33,7 @@ from synkhronos._costs.predict import (
     cluster_of,
     delayed_step,
     exchange_seconds,
-    fit_link,
     local_step,
-    overlapped,
     predict_step,
     predict_steps,
     smallest_delay,
@@ -162,15 +161,6 @@ def test_few_bytes_are_gathered_by_all():
     assert LINK.all_reduce(0, 64) == pytest.approx(0.006)
 
 
-def test_latency_and_bandwidth_are_fitted_to_messages():
-    sizes = [8, 1024, 2**20, 2**23]
-    fitted = fit_link(sizes, [1e-4 + size / 1e8 for size in sizes])
-    assert (fitted.latency, fitted.bandwidth) == pytest.approx((1e-4, 1e8))
-    assert fit_link([1e6, 2e6], [0.9, 2.0]).latency == 0
-    with pytest.raises(ValueError, match="expected longer ones to take longer"):
-        fit_link([1.0, 2.0], [2.0, 0.5])
-
-
 def test_exchange_is_hierarchical():
     work = replace(WORKLOAD, n_bytes=4e6, n_collectives=2)
     cluster = Cluster(LINK, FAST, barrier=0.5)
@@ -232,12 +222,6 @@ def test_the_deviation_of_a_sum_grows_with_the_root_of_its_terms():
 
 
 # Rules
-
-
-def test_overlap():
-    assert overlapped(10.0, 4.0, 5.0) == 10.0  # hidden
-    assert overlapped(10.0, 4.0, 9.0) == 13.0
-    assert overlapped(10.0, 10.0, 1.0) == 11.0  # without overlap
 
 
 def test_local_steps_share_an_exchange():
@@ -327,18 +311,16 @@ def test_a_step_of_delayed_averages():
     assert step.exposed == pytest.approx((1.012 - 0.3) / 50)
 
 
-def test_a_gradient_that_is_ready_early_hides_exchange():
-    work = replace(WORKLOAD, first=0.5, n_bytes=1e4)
-    step = predict_step(work, CLUSTER, 2, 1, 40)  # 30 ms, and 12 ms of exchange after 15 ms
-    assert (step.seconds, step.exposed) == pytest.approx((0.03, 0.0))
-
-
 RULES = st.sampled_from([Rule(), Rule("local", 4), Rule("delayed", 4), Rule("delayed", 4, 1), Rule("centre", 4)])
+#: Up to four arrays in the order in which they exist.
+OPERANDS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.25)), max_size=4).map(
+    lambda found: tuple(Operand(part, (1.0,), (until,)) for until, part in sorted(found))
+)
 
 
-@given(RULES, st.integers(1, 32), st.integers(1, 8), st.integers(1, 4096), st.floats(0, 0.3), st.floats(0, 1))
-def test_a_step_is_never_faster_than_its_computation(rule, nodes, ranks, batch, deviation, first):
-    work = replace(WORKLOAD, spread=Spread(deviation), first=first)
+@given(RULES, st.integers(1, 32), st.integers(1, 8), st.integers(1, 4096), st.floats(0, 0.3), OPERANDS)
+def test_a_step_is_never_faster_than_its_computation(rule, nodes, ranks, batch, deviation, operands):
+    work = replace(WORKLOAD, spread=Spread(deviation), operands=operands)
     step = predict_step(work, CLUSTER, nodes, ranks, batch, rule)
     assert step.seconds >= step.compute >= work.compute(batch / (nodes * ranks)) * (1 - 1e-12)
     assert step.seconds == pytest.approx(step.compute + step.waiting + step.exposed)

@@ -12,4 +12,5 @@ from synkhronos._graph.ops.rewrites import (
     depends_on,
     has_collectives,
     has_collectives_in_loop,
+    times_of_operands,
 )

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,6 +176,41 @@ def collectives_of(function: Any) -> list[Collective]:
     """Return the collectives of a compiled function in their order of execution, except for those in inner graphs."""
     ops = [node.op for node in function.maker.fgraph.toposort() if isinstance(node.op, Collective)]
     return sorted(ops, key=lambda op: op.number)
+
+
+def times_of_operands(function: Any, seconds: Mapping[Any, float]) -> list[tuple[float, float]]:
+    """Return when the operands of the largest reduction of a compiled function exist, in this order.
+
+    The function was called before. The engines evaluate the operands one by one, each with all that it depends on. On
+    several nodes, those that depend on fewer others come first.
+
+    Parameters
+    ----------
+    function : compiled function
+    seconds : dict of Apply node to float
+        Seconds of each Apply node. Those of collectives do not count.
+
+    Returns
+    -------
+    list of tuple of float
+        For each operand, the part of the computation after which it exists, and its part of the bytes of all
+        collectives. Empty if there is no reduction.
+    """
+    found = [node for node in function.maker.fgraph.toposort() if isinstance(node.op, Collective)]
+    reductions = [node for node in found if _is_reduction([node]) and sum(node.op.n_bytes)]
+    total = sum(seconds.values()) - sum(seconds[node] for node in found)
+    if not reductions or not total:
+        return []
+    node = max(reductions, key=lambda one: sum(one.op.n_bytes))
+    n_bytes = sum(sum(one.op.n_bytes) for one in found)
+    needed = [{one.owner for one in ancestors([x]) if one.owner is not None} for x in node.inputs]
+    times: list[tuple[float, float]] = []
+    done: set[Any] = set()
+    for i in sorted(range(len(needed)), key=lambda one: len(needed[one])):
+        done |= needed[i]
+        elapsed = sum(seconds[one] for one in done - {*found})
+        times.append((elapsed / total, node.op.n_bytes[i] / n_bytes))
+    return times
 
 
 def after_collectives(expressions: Iterable[Any]) -> set[Any]:
