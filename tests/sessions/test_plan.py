@@ -151,6 +151,16 @@ def test_the_bytes_are_those_of_the_gradients(forked):
         assert n_bytes == 3 * 8 + (8 if exact else 0), "the loss is reduced by the controller if it is not exact"
 
 
+@pytest.mark.parametrize("rule", ["sgd", "nesterov_momentum", "adam"])
+def test_exact_steps_exchange_each_gradient_once(forked, rule):
+    """The state of a rule is computed from all gradients in one vector, and parameters from its parts."""
+    forked(2)
+    inputs, loss, (w, _) = regression()
+    step = train.make_train_function(loss, [w], *inputs, rule, learning_rate=0.1, exact=True)
+    step(X, TARGETS)
+    assert sorted(one.n_bytes for one in step.function.partition) == [8, 3 * 8]
+
+
 def test_rules_and_hyperparameters(forked):
     forked(2)
     inputs, loss, (w, _) = regression()
