@@ -88,6 +88,8 @@ def make_parser() -> argparse.ArgumentParser:
     planning.add_argument("--line", help="link between nodes, such as 10Gbit; default: measured on several nodes")
     planning.add_argument("--rule", help="training rules with commas between them, such as bsp,local:16")
     planning.add_argument("--slow", help="slow ranks, such as 1x5 for one that takes five times as long")
+    planning.add_argument("--machine", metavar="FILE", help="another machine, as --machine-out writes one")
+    planning.add_argument("--machine-out", metavar="FILE", help="also write the numbers of this machine to a file")
     planning.add_argument("--csv", metavar="FILE", help="also write the predictions to a file")
     planning.add_argument("--plot", metavar="FILE", help="also draw them; the suffix selects the format")
     return parser

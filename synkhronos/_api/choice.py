@@ -222,13 +222,7 @@ class Chooser:
         if self._divided.takes_rows:
             shapes += [()] * 3
             values += [n_rows, 0, here]
-        scattered = {id(var.container.storage) for var in self._divided.sliceable_shareds}
-        for container in self._compiled.input_storage[len(shapes) :]:
-            value = container.storage[0]
-            is_array = isinstance(value, (np.ndarray, np.generic))
-            shape = value.shape if is_array else ()
-            shapes.append((here, *shape[1:]) if id(container.storage) in scattered else shape)
-            values.append(value if is_array and value.ndim == 0 else None)
+        add_variables(self._compiled, self._divided.sliceable_shareds, here, shapes, values)
         return shapes, values
 
     def _shape(self, position: int, value: Any, n_rows: int) -> tuple[int, ...]:
@@ -368,6 +362,19 @@ class Chooser:
         axis = self._specs[position].axis
         rows = np.arange(value.shape[axis])[_slice_of(inputs.batch.rows[position])]
         return np.take(value, np.resize(rows, size), axis=axis)
+
+
+def add_variables(
+    compiled: Any, sliceable: Sequence[Any], here: int, shapes: list[tuple[int, ...]], values: list[Any]
+) -> None:
+    """Append the shapes, and the values of scalars, of a function's shared variables, some with `here` rows."""
+    scattered = {id(var.container.storage) for var in sliceable}
+    for container in compiled.input_storage[len(shapes) :]:
+        value = container.storage[0]
+        is_array = isinstance(value, (np.ndarray, np.generic))
+        shape = value.shape if is_array else ()
+        shapes.append((here, *shape[1:]) if id(container.storage) in scattered else shape)
+        values.append(value if is_array and value.ndim == 0 else None)
 
 
 def _slice_of(rows: Selection) -> Any:

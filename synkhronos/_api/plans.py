@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
+import os
 import re
 import statistics
 from collections.abc import Sequence
@@ -11,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos._api.build import function
+from synkhronos._api.calibration import measured
+from synkhronos._api.choice import add_variables
 from synkhronos._api.step_measurements import (
     BYTES,
     Check,
@@ -29,14 +34,24 @@ from synkhronos._costs import (
     Link,
     PredictionTable,
     Rule,
+    Speeds,
     StepPrediction,
+    Work,
     Workload,
+    contention_on,
     predict_step,
     predict_steps,
+    reduction_on,
+    speeds_from,
+    speeds_of,
+    times_on,
     verdict,
+    write_speeds,
 )
-from synkhronos._session import current
+from synkhronos._session import Session, current
+from synkhronos._sharding import WorkReader
 from synkhronos._utils.display import html_table, progress, public_names
+from synkhronos._utils.interrupts import let_interrupts_pass
 from synkhronos._utils.resources import busy
 from synkhronos.errors import SessionError
 from synkhronos.rules import BSP, Average, Centre
@@ -84,10 +99,11 @@ class Plan:
         checks: Sequence[Check],
         verdict: str,
         notes: Sequence[str],
+        is_of_here: bool = True,
     ) -> None:
         self.table, self.checks, self.verdict, self.notes = table, list(checks), verdict, list(notes)
         self._workload, self._cluster = model
-        self._rules = list(rules)
+        self._rules, self._is_of_here = list(rules), is_of_here
 
     def seconds(self, *, ranks: int, batch: int, nodes: int = 1) -> float:
         """Return the predicted seconds of a step, by the first training rule, also with numbers that have no line.
@@ -145,7 +161,8 @@ class Plan:
             alone = self._workload.compute(batch)
             points = sorted((step.nodes * step.ranks, alone / step.seconds) for step in steps if step.batch == batch)
             (line,) = left.plot(*zip(*points), marker=".", label=f"{batch} rows")
-            found = [(one.ranks, one.alone / one.measured) for one in self.checks if one.batch == batch]
+            checks = [one for one in self.checks if one.batch == batch and self._is_of_here]
+            found = [(one.ranks, one.alone / one.measured) for one in checks]
             left.plot(*zip(*found) if found else ([], []), "o", mfc="none", color=line.get_color())
         left.set(xlabel="ranks", ylabel="speed-up over one rank (circles: measured)")
         left.legend()
@@ -181,8 +198,9 @@ class Plan:
                 "batch is between the number of ranks and that of the rows of the inputs."
             )
         errors = [abs(one.error) for one in self.checks]
+        where = "" if self._is_of_here else " of the machine that was measured"
         return (
-            f"Error of the model at {len(errors)} measured sizes: median {statistics.median(errors):.1%}, "
+            f"Error of the model{where} at {len(errors)} measured sizes: median {statistics.median(errors):.1%}, "
             f"largest {max(errors):.1%}."
         )
 
@@ -215,6 +233,8 @@ def plan(
     rule: Any = None,
     slow: Sequence[float] = (),
     params: Sequence[Any] = (),
+    machine: Any = None,
+    machine_out: str | os.PathLike[str] | None = None,
     **named: Any,
 ) -> Plan:
     """Measure a function on one rank, and predict its steps on other numbers of nodes, ranks and rows.
@@ -232,7 +252,8 @@ def plan(
     *inputs
         Its inputs, as in a call.
     ranks : int or list of int, optional
-        Numbers of ranks on each node. Default: 1 to the number of ranks on this node.
+        Numbers of ranks on each node. Default: 1 to the number of ranks on this node; 1, 2, 4, … to the cores of
+        ``machine``.
     nodes : int or list of int, optional
         Numbers of nodes. Default: 1, or 1 to the number of nodes of the session.
     batch : int or list of int, optional
@@ -248,6 +269,14 @@ def plan(
     params : list of shared variables, optional
         The parameters that training rules average. Default: those of a step of `synkhronos.extensions.train`, or all
         variables of floating-point numbers that ``f`` updates.
+    machine : dict or str, optional
+        Another machine, for which the times measured here are scaled by the roofline t = max(flops / F, bytes / B): a
+        dict, or the path of a file of JSON. Its keys are ``products`` (FLOP/s of matrix products on a rank, by dtype),
+        ``memory`` (bytes per second of one rank), ``memory_of_all`` (of all ranks), ``cores`` (their number), and
+        optionally ``command`` and ``meeting`` (seconds of a command, and of a wait of all ranks for each other).
+        Default: this machine.
+    machine_out : str, optional
+        Path of a file to which this machine's own numbers are written, in the same form.
     **named
         Inputs by name, such as hyperparameters of a step.
 
@@ -261,7 +290,10 @@ def plan(
     SessionError
         Without a session, or in a `sequence`.
     TypeError, ValueError
-        For invalid arguments, and for a function of which the number of rows cannot be changed.
+        For invalid arguments, for a function of which the number of rows cannot be changed, and if ``machine`` is given
+        and no operation of the function can be counted.
+    OSError
+        If ``machine_out`` cannot be written.
     WorkerError
         If a rank fails.
 
@@ -285,8 +317,9 @@ def plan(
             f"the session has {session.n_ranks} ranks, {n_local} of them on this node; expected equally many on each "
             "node"
         )
-    link = _link_of(line)
-    every_ranks = _numbers("ranks", ranks, range(1, n_local + 1))
+    link, there = _link_of(line), None if machine is None else speeds_from(machine)
+    usual = range(1, n_local + 1) if there is None else [2**i for i in range(there.cores.bit_length())] + [there.cores]
+    every_ranks = _numbers("ranks", ranks, usual)
     every_nodes = _numbers("nodes", nodes, range(1, n_nodes + 1))
     if max(every_nodes) > 1 and link is None and n_nodes == 1:
         raise ValueError(
@@ -298,6 +331,11 @@ def plan(
     kinds = [_rule_of(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
     batches = _numbers("batch", batch, [target.n_rows])
     sizes = sizes_between(math.ceil(min(batches) / (max(every_ranks) * max(every_nodes))), max(batches))
+    if there is not None:
+        _check_counted(target, there)
+    here = None if there is None and machine_out is None else _speeds_here(session, n_local)
+    if machine_out is not None and here is not None:
+        write_speeds(here, machine_out)
     every, session.replica_check.every = session.replica_check.every, 0
     try:
         with progress("measuring", 3) as work, target.prepared(), restored(session, target.updated):
@@ -305,27 +343,119 @@ def plan(
             workload, overlap = measure_overlap(session, target, workload, sizes)
             cluster = measure_machine(session, target, workload, sizes, link)
             work.done += 1
-            cluster = replace(cluster, slow=tuple(slow))
-            steps = target.local(workload)
-            rules = [(workload if one.kind == "bsp" and not target.is_local else steps, one) for one in kinds]
             checks = []
             if not target.is_local and kinds[0].kind == "bsp":
-                checks = check_steps(session, target, workload, replace(cluster, slow=()), batches)
+                checks = check_steps(session, target, workload, cluster, batches)
             work.done += 1
     finally:
         session.replica_check.every = every
+    measured_here, assumed = cluster, list[str]()
+    if there is not None and here is not None:
+        workload, cluster, assumed = _on_machine(target, workload, cluster, here, there)
+    cluster = replace(cluster, slow=tuple(slow))
+    steps = target.local(workload)
+    rules = [(workload if one.kind == "bsp" and not target.is_local else steps, one) for one in kinds]
     table = predict_steps(workload, cluster, nodes=every_nodes, ranks=every_ranks, batches=batches, rules=rules)
     first, kind = rules[0]
     sentence = verdict(first, cluster, nodes=every_nodes, ranks=max(every_ranks), batch=max(batches), rule=kind)
-    notes = [f"Function: {target.name}", *_notes(first, cluster, sizes, n_local, n_nodes, is_given=line is not None)]
+    is_given = line is not None
+    notes = [f"Function: {target.name}", *_notes(first, measured_here, sizes, n_local, n_nodes, is_given=is_given)]
     if overlap and max(every_nodes) > 1 and kind.kind == "bsp":
         notes.append(overlap)
+    notes += [*assumed, *_notes_on_delays(table)]
     if max(every_ranks) > n_local:
+        what = "exchange within a node and contention are" if there is None else "exchange within a node is"
         notes.append(
-            f"Assumed: with more ranks than {n_local}, exchange within a node and contention are as with {n_local}, "
-            "and each rank has as many BLAS threads"
+            f"Assumed: with more ranks than {n_local}, {what} as with {n_local}, and each rank has as many BLAS threads"
         )
-    return Plan(table, (workload, cluster), rules=rules, checks=checks, verdict=sentence, notes=notes)
+    return Plan(
+        table,
+        (workload, cluster),
+        rules=rules,
+        checks=checks,
+        verdict=sentence,
+        notes=notes,
+        is_of_here=there is None,
+    )
+
+
+# -- another machine
+
+
+def _speeds_here(session: Session, n_local: int) -> Speeds:
+    """Return the speeds of this machine, which are measured if the file of costs does not have them."""
+    if session.costs is None:
+        session.costs = measured(session, importlib.metadata.version("synkhronos"), function)
+        session.trim()
+    if session.costs.machine is None:
+        raise SessionError("plan: this machine cannot be measured; the log says why")
+    return speeds_of(session.costs.machine, n_local)
+
+
+def _check_counted(target: Target, there: Speeds) -> None:
+    """Raise `ValueError` if the times of a function cannot be scaled, before they are measured."""
+    works = [_work_of(target, part, target.n_rows) for part in target.parts]
+    dtypes = {product.dtype for work in works for product in work.products}
+    if not dtypes <= {*there.products}:
+        raise ValueError(
+            f"got a machine with products of {', '.join(there.products)}; expected also {', '.join(sorted(dtypes))}, "
+            "which the function computes"
+        )
+    if not there.seconds(works[0]):
+        raise ValueError(
+            f"got {target.name}, of which no operation can be counted; expected matrix products, convolutions or "
+            "elementwise operations, by which its times are scaled to another machine"
+        )
+
+
+def _on_machine(
+    target: Target, workload: Workload, cluster: Cluster, here: Speeds, there: Speeds
+) -> tuple[Workload, Cluster, list[str]]:
+    """Return a measured workload and node as they are assumed to be on another machine, and notes."""
+    works = [
+        [_work_of(target, part, round(rows)) for rows in times.rows]
+        for part, times in zip(target.parts, workload.kernels)
+    ]
+    first = works[0][len(works[0]) // 2]
+    kernels = [times_on(times, some, here, there) for times, some in zip(workload.kernels, works)]
+    memory = here.memory / there.memory
+    scaled = replace(workload, kernels=tuple(kernels), divided=memory * workload.divided)
+    command = there.command / here.command if there.command and here.command else 1.0
+    assert isinstance(cluster.within, Curve) and cluster.contention is not None
+    copy = cluster.copy and Curve(cluster.copy.sizes, tuple(memory * one for one in cluster.copy.seconds))
+    node = replace(
+        cluster,
+        within=reduction_on(cluster.within, here, there),
+        command=command * cluster.command,
+        contention=contention_on(cluster.contention, first, here, there),
+        copy=copy,
+    )
+    notes = [
+        f"Assumed, not measured: a machine with {there}",
+        f"Its times are those of this machine, multiplied by the ratio of both rooflines; this one has {here}",
+    ]
+    unknown = sorted({name for some in works for work in some for name in work.unknown})
+    if unknown:
+        notes.append(f"Not counted, and assumed to be scaled like the rest: {', '.join(unknown)}")
+    return scaled, node, notes
+
+
+def _work_of(target: Target, part: Any, rows: int) -> Work:
+    """Return what one rank computes in a function with a number of rows, from the function's graph."""
+    graph = part.function._graph
+    compiled = graph.compile(part.function._plain)
+    arrays = target.resized(part, rows)
+    shapes: list[tuple[int, ...]] = [array.shape for array in arrays]
+    values: list[Any] = [None if array.ndim else array for array in arrays]
+    if getattr(graph, "takes_rows", False):
+        shapes += [()] * 3
+        values += [rows, 0, rows]
+    add_variables(compiled, graph.sliceable_shareds, rows, shapes, values)
+    try:
+        return WorkReader(compiled).needs(shapes, values, 1).work
+    except Exception as error:  # there are graphs of any kind
+        let_interrupts_pass(error)
+        return Work(unknown=(f"the graph, because of {error!r}",))
 
 
 # -- arguments
@@ -370,6 +500,20 @@ def _rule_of(given: Any) -> Rule:
     if kind not in ("local", "delayed", "centre") or not re.fullmatch("([1-9][0-9]*)?", every):
         raise ValueError(f'rule is {given!r}; expected "bsp", "local:10", "delayed:10" or "centre:10"')
     return Rule(kind, int(every or _EVERY))  # type: ignore[arg-type]
+
+
+def _notes_on_delays(table: PredictionTable) -> list[str]:
+    """Return a line for each rule with a delay, if ranks wait for its averages with any delay that is possible."""
+    notes = []
+    for rule in dict.fromkeys(step.rule for step in table.steps):
+        waits = [step for step in table.steps if step.rule == rule and step.exposed > 0]
+        if rule.kind == "delayed" and rule.delay is None and waits:
+            longest = max(rule.every - 1 + step.exposed * rule.every / (step.seconds - step.exposed) for step in waits)
+            notes.append(
+                f"{rule}: averages take up to {math.ceil(longest)} steps, and a delay must be less than every, so "
+                f"ranks wait; every={math.ceil(longest) + 1} hides them"
+            )
+    return notes
 
 
 def _notes(

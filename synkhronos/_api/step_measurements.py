@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -43,13 +43,21 @@ _N_SIZES = 6  # numbers of rows at which a function is measured
 _RANGE = 8  # ratio of the largest and the least of them, at least: it shows what does not depend on rows
 _ROUNDS = 3  # of all sizes, one after the other: a delay by other programs seldom lasts for all
 _SECONDS, _LEAST = 0.06, 3  # of the calls in one round
-_MOST_SECONDS = 60.0  # of all calls for one function
+_LONG = 10  # times as long as `_SECONDS`: one call is enough
+#: Seconds of all rounds: of a function, of its updates, of several ranks at once, and of steps. If the first round of
+#: one takes longer, there is no second one.
+_OF_FUNCTION, _OF_UPDATES, _OF_RANKS, _OF_STEPS = 20.0, 5.0, 10.0, 20.0
 BYTES = (8, 2**10, 2**14, 2**17, 2**20, 2**23)  # of all-reduces, and of messages
 _REPETITIONS = 7
-_LONG, _LEAST_OF_LONG = 0.01, 3  # seconds of a message, and repetitions of one that is longer than the last of these
+_LONG_MESSAGE, _LEAST_OF_LONG = (
+    0.01,
+    3,
+)  # seconds of a message, and repetitions of one that is longer than the last of these
 _MOST_RANKS = 1 << 20  # of one node
 _LARGE = 0.1  # part of all bytes that a large gradient has, at least
 _MAD = 1.4826  # standard deviation of a normal distribution by its median absolute deviation
+
+_Found = TypeVar("_Found")
 
 
 class Check(NamedTuple):
@@ -324,6 +332,14 @@ def _time(
     return [one for rank in ranks for one in results[rank]]
 
 
+def _in_rounds(measure: Callable[[], _Found], seconds: float) -> list[_Found]:
+    """Return the results of `_ROUNDS` measurements, or of as many as a time allows, but at least one."""
+    begin, found = time.perf_counter(), [measure()]
+    while len(found) < _ROUNDS and (time.perf_counter() - begin) * (1 + 1 / len(found)) <= seconds:
+        found.append(measure())
+    return found
+
+
 def _typical(rounds: Sequence[Sequence[float]]) -> float:
     """Return the least median of some rounds of calls, because other programs only add to it."""
     return min(map(statistics.median, rounds))
@@ -333,20 +349,17 @@ def _measured_rows(
     session: Session, target: Target, part: _Part, sizes: Sequence[int], graph: Any
 ) -> tuple[RowTimes, float]:
     """Return the seconds of a function on one rank by rows, and the standard deviation of equal calls, relative."""
-    rounds: dict[int, list[list[float]]] = {size: [] for size in sizes}
-    spent = 0.0
-    for turn in range(_ROUNDS):
-        for size in sizes:
-            if turn and spent > _MOST_SECONDS:
-                break
-            found = _time(session, target, part, size, [session.master_rank], graph=graph)
-            rounds[size].append(found)
-            spent += sum(found)
+
+    def measure() -> list[list[float]]:
+        return [_time(session, target, part, size, [session.master_rank], graph=graph) for size in sizes]
+
+    _time(session, target, part, sizes[0], [session.master_rank], graph=graph)  # the backend may compile, which is long
+    rounds = list(zip(*_in_rounds(measure, _OF_FUNCTION)))  # of each size
     deviations = []
-    for some in rounds.values():
+    for some in rounds:
         ratios = [one / statistics.median(found) - 1 for found in some for one in found]
         deviations.append(_MAD * statistics.median(map(abs, ratios)))
-    return fit_row_times(sizes, [_typical(rounds[size]) for size in sizes]), statistics.median(deviations)
+    return fit_row_times(sizes, list(map(_typical, rounds))), statistics.median(deviations)
 
 
 def measure_function(session: Session, target: Target, sizes: Sequence[int], work: Progress) -> Workload:
@@ -361,10 +374,11 @@ def measure_function(session: Session, target: Target, sizes: Sequence[int], wor
         ends, graphs = sorted({sizes[0], sizes[-1]}), (function._first, function._graph)
         extra = []
         for size in ends:
-            pairs = [
-                [_time(session, target, first, size, one_rank, graph=one) for one in graphs] for _ in range(_ROUNDS)
-            ]
-            without, full = zip(*pairs)
+
+            def measure(size: int = size) -> list[list[float]]:
+                return [_time(session, target, first, size, one_rank, graph=one) for one in graphs]
+
+            without, full = zip(*_in_rounds(measure, _OF_UPDATES))
             extra.append(max(0.0, _typical(full) - _typical(without)))
         divided = fit_row_times(ends, extra).constant
         times = RowTimes(
@@ -372,7 +386,7 @@ def measure_function(session: Session, target: Target, sizes: Sequence[int], wor
         )
     kernels = [times]
     for part in others:
-        seconds = _typical([_time(session, target, part, 1, one_rank) for _ in range(_ROUNDS)])
+        seconds = _typical(_in_rounds(functools.partial(_time, session, target, part, 1, one_rank), _OF_UPDATES))
         kernels.append(RowTimes((1.0,), (seconds,), seconds))
     work.done += 1
     n_bytes, n_collectives = (0.0, 1) if target.is_local else target.exchange()
@@ -427,7 +441,7 @@ def measure_link(session: Session) -> Link:
     """Measure the link between nodes, by messages from the leader of node 0 to the others, and from that of node 1."""
     seconds: list[float] = []
     for n_bytes in BYTES:
-        n = _LEAST_OF_LONG if seconds and seconds[-1] > _LONG else _REPETITIONS
+        n = _LEAST_OF_LONG if seconds and seconds[-1] > _LONG_MESSAGE else _REPETITIONS
         found = session.run(TimeReduction(n_bytes, n, between_nodes=True))[session.master_rank]
         seconds.append(statistics.median(found))
     n_others = session.n_ranks // len(session.replica.on_node) - 1  # to which a leader sends through one port
@@ -452,14 +466,12 @@ def measure_machine(
     for n in counts[1:]:
         ratios = []
         for size in some:
-            pairs = [
-                (
-                    _time(session, target, target.parts[0], size, [own]),
-                    _time(session, target, target.parts[0], size, [own, *others[: n - 1]]),
-                )
-                for _ in range(_ROUNDS)
-            ]
-            alone, together = zip(*pairs)
+
+            def measure(n: int = n, size: int = size) -> list[list[float]]:
+                some_ranks = [own], [own, *others[: n - 1]]
+                return [_time(session, target, target.parts[0], size, ranks) for ranks in some_ranks]
+
+            alone, together = zip(*_in_rounds(measure, _OF_RANKS / (len(some) * (len(counts) - 1))))
             ratios.append(_typical(together) / _typical(alone))
         factors[n] = max(1.0, statistics.median(ratios))
     last = max(factors)
@@ -490,16 +502,18 @@ def _copies() -> Curve:
     return Curve(tuple(map(float, BYTES)), tuple(seconds))
 
 
-def _seconds_of_step(target: Target, batch: int) -> float:
-    """Return the seconds of a step of all ranks."""
-    target.step(batch)
-    return _typical([_measured_calls(functools.partial(target.step, batch), 2 * _SECONDS) for _ in range(_ROUNDS)])
+def _seconds_of_step(target: Target, batch: int, most: float = _OF_UPDATES) -> float:
+    """Return the seconds of a step of all ranks, measured in some seconds, or by two steps if they take longer."""
+    step = functools.partial(target.step, batch)
+    (first,) = _measured_calls(step, 0.0, 1)
+    least = _LEAST if first < _LONG * _SECONDS else 1
+    return _typical(_in_rounds(lambda: _measured_calls(step, 2 * _SECONDS, least), most - first))
 
 
-def _measured_calls(call: Callable[[], Any], seconds: float) -> list[float]:
+def _measured_calls(call: Callable[[], Any], seconds: float, least: int = _LEAST) -> list[float]:
     begin = time.perf_counter()
     found: list[float] = []
-    while len(found) < _LEAST or time.perf_counter() - begin < seconds:
+    while len(found) < least or time.perf_counter() - begin < seconds:
         start = time.perf_counter()
         call()
         found.append(time.perf_counter() - start)
@@ -517,7 +531,6 @@ def check_steps(
     for size in possible if session.n_ranks > 1 else ():
         n_local = len(session.replica.on_node)
         predicted = predict_step(workload, cluster, session.n_ranks // n_local, n_local, size)
-        found.append(
-            Check(session.n_ranks, size, predicted.seconds, _seconds_of_step(target, size), workload.compute(size))
-        )
+        measured = _seconds_of_step(target, size, _OF_STEPS / len(possible))
+        found.append(Check(session.n_ranks, size, predicted.seconds, measured, workload.compute(size)))
     return found

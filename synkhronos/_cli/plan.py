@@ -159,7 +159,7 @@ class Watch:
             options["batch"] = _length(batch, args)
         try:
             self.result = synkhronos.plan(f, *args, **options, **kwargs)
-        except (ValueError, TypeError, ImportError, synkhronos.SynkhronosError) as error:
+        except (ValueError, TypeError, ImportError, OSError, synkhronos.SynkhronosError) as error:
             if "no scattered inputs and no sliceable" in str(error):
                 self._seen.pop(f, None)  # a function without rows, such as an update
                 self._is_within = False
@@ -199,7 +199,11 @@ def options_of(given: Any) -> dict[str, Any]:
     ValueError
         If one cannot be read.
     """
-    found: dict[str, Any] = {"line": given.line}
+    from synkhronos._costs import speeds_from
+
+    found: dict[str, Any] = {"line": given.line, "machine_out": given.machine_out}
+    if given.machine is not None:
+        found["machine"] = speeds_from(given.machine)
     for name in ("nodes", "ranks", "batch"):
         text = getattr(given, name)
         if text is not None:

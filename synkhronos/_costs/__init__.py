@@ -29,8 +29,15 @@ from synkhronos._costs.store import MOST_BUSY, Store, path_of_store
 if typing.TYPE_CHECKING:
     from synkhronos._costs.kernels import Operand as Operand
     from synkhronos._costs.kernels import RowTimes as RowTimes
+    from synkhronos._costs.kernels import Speeds as Speeds
     from synkhronos._costs.kernels import Spread as Spread
+    from synkhronos._costs.kernels import contention_on as contention_on
     from synkhronos._costs.kernels import fit_row_times as fit_row_times
+    from synkhronos._costs.kernels import reduction_on as reduction_on
+    from synkhronos._costs.kernels import speeds_from as speeds_from
+    from synkhronos._costs.kernels import speeds_of as speeds_of
+    from synkhronos._costs.kernels import times_on as times_on
+    from synkhronos._costs.kernels import write_speeds as write_speeds
     from synkhronos._costs.predict import Cluster as Cluster
     from synkhronos._costs.predict import Link as Link
     from synkhronos._costs.predict import PredictionTable as PredictionTable
@@ -42,7 +49,19 @@ if typing.TYPE_CHECKING:
     from synkhronos._costs.predict import predict_steps as predict_steps
     from synkhronos._costs.predict import verdict as verdict
 
-_KERNELS = ("Operand", "RowTimes", "Spread", "fit_row_times")
+_KERNELS = (
+    "Operand",
+    "RowTimes",
+    "Speeds",
+    "Spread",
+    "contention_on",
+    "fit_row_times",
+    "reduction_on",
+    "speeds_from",
+    "speeds_of",
+    "times_on",
+    "write_speeds",
+)
 _PREDICT = (
     "Cluster",
     "Link",

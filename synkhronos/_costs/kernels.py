@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import math
+import os
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+
+from synkhronos._costs.model import Curve, Machine, Work
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,178 @@ class Roofline:
 def rescaled(seconds: float, flops: float, n_bytes: float, measured: Roofline, other: Roofline) -> float:
     """Return the seconds of a kernel on another processor, equally far from the roofline."""
     return seconds * other.seconds(flops, n_bytes) / measured.seconds(flops, n_bytes)
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Speeds of a node, by which measured times are scaled to another machine.
+
+    Attributes
+    ----------
+    products : dict of str to float
+        Floating-point operations per second of matrix products on one rank, by dtype.
+    memory : float
+        Bytes per second that one rank reads and writes while the others wait.
+    memory_of_all : float
+        Bytes per second of all ranks together.
+    cores : int
+        Number of ranks.
+    command, meeting : float or None
+        Seconds of a command that all ranks execute, and of a wait of all ranks for each other. ``None``: those of the
+        machine that was measured.
+    """
+
+    products: Mapping[str, float]
+    memory: float
+    memory_of_all: float
+    cores: int
+    command: float | None = None
+    meeting: float | None = None
+
+    def seconds(self, work: Work, n_ranks: float = 1) -> float:
+        """Return the sum of max(flops / F, bytes / B) over the products and passes of a rank.
+
+        B is the bandwidth of one rank while ``n_ranks`` compute. More ranks than cores share it like as many as cores.
+        """
+        memory = min(self.memory, self.memory_of_all / min(n_ranks, self.cores))
+        seconds = sum((*work.passes, *work.divided)) / memory
+        for m, n, k, dtype, times in work.products:
+            n_bytes = np.dtype(dtype).itemsize * (m * k + k * n + m * n)
+            seconds += times * Roofline(self.products[dtype], memory).seconds(2.0 * m * n * k, n_bytes)
+        return seconds
+
+    def slowdown(self, work: Work, n_ranks: float) -> float:
+        """Return how many times as long a rank computes while ``n_ranks`` do."""
+        return self.seconds(work, n_ranks) / self.seconds(work)
+
+    def __str__(self) -> str:
+        products = ", ".join(f"{1e-9 * flops:.3g} GFLOP/s of {dtype}" for dtype, flops in self.products.items())
+        return (
+            f"{self.cores} cores, each with {products} products, memory of {1e-9 * self.memory:.3g} GB/s for one rank "
+            f"and {1e-9 * self.memory_of_all:.3g} GB/s for all"
+        )
+
+
+_NUMBERS = ("products", "memory", "memory_of_all", "cores")
+_FURTHER = ("command", "meeting")
+
+
+def speeds_of(machine: Machine, n_ranks: int) -> Speeds:
+    """Return the speeds of a measured machine, with the number of ranks on a node with which it was measured.
+
+    The arithmetic is that of the fastest product while all ranks compute, and the memory is that of passes over the
+    largest arrays.
+    """
+    products = {
+        dtype: max(2.0 * math.prod(sizes) / one for sizes, one in zip(itertools.product(*grid[:3]), grid.seconds))
+        for dtype, grid in machine.together.products.items()
+    }
+    alone, together = (rates.passes.sizes[-1] / rates.passes.seconds[-1] for rates in (machine.alone, machine.together))
+    return Speeds(products, alone, n_ranks * together, n_ranks, machine.command, machine.meeting)
+
+
+def speeds_from(given: Any) -> Speeds:
+    """Return the speeds that a dict has, or a file of JSON, given by its path.
+
+    Raises
+    ------
+    TypeError
+        If it is neither.
+    ValueError
+        If the file cannot be read, keys are missing or unknown, or a value is not a positive number.
+    """
+    if isinstance(given, Speeds):
+        return given
+    if isinstance(given, (str, os.PathLike)):
+        given = _content_of(os.fspath(given))
+    if not isinstance(given, Mapping):
+        raise TypeError(f"machine is {given!r}; expected a dict, or the path of a file of JSON")
+    if not {*_NUMBERS} <= {*given} <= {*_NUMBERS, *_FURTHER}:
+        raise ValueError(
+            f"got a machine with the keys {sorted(map(str, given))}; expected {', '.join(_NUMBERS)}, and if wanted "
+            f"{', '.join(_FURTHER)}"
+        )
+    products = given["products"]
+    if not isinstance(products, Mapping) or not products or not {*products} <= {"float32", "float64"}:
+        raise ValueError(f"got products={products!r} of a machine; expected FLOP/s by dtype, as in {{'float32': 5e10}}")
+    for name, value in (*products.items(), *((name, given[name]) for name in given if name != "products")):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise ValueError(f"got {name}={value!r} of a machine; expected a positive number")
+    if given["cores"] % 1:
+        raise ValueError(f"got cores={given['cores']!r} of a machine; expected an int of at least 1")
+    return Speeds(**{**given, "products": dict(products), "cores": int(given["cores"])})
+
+
+def _content_of(path: str) -> Any:
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except OSError as error:
+        raise ValueError(
+            f"machine is {path!r}, which cannot be read: {error.strerror}; expected a file of JSON"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"machine is {path!r}, which is not JSON: {error}; expected a file of JSON") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"machine is {path!r}, which has {content!r}; expected one object of JSON")
+    return content
+
+
+def write_speeds(speeds: Speeds, path: str | os.PathLike[str]) -> None:
+    """Write speeds to a file of JSON, which `speeds_from` reads."""
+    known = {name: value for name, value in asdict(speeds).items() if value is not None}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(known, file, indent=1)
+        file.write("\n")
+
+
+def times_on(times: RowTimes, works: Sequence[Work], here: Speeds, there: Speeds) -> RowTimes:
+    """Return the seconds of a function on another machine, at each number of rows equally far from the roofline.
+
+    Parameters
+    ----------
+    times : RowTimes
+        Measured here.
+    works : sequence of Work
+        What the function computes with each number of rows of ``times``.
+    here, there : Speeds
+    """
+    factors = [_ratio(there.seconds(work), here.seconds(work)) for work in works]
+    if len(factors) == 1:
+        return times.scaled(factors[0])
+    return fit_row_times(times.rows, [factor * seconds for factor, seconds in zip(factors, times.seconds)])
+
+
+def _ratio(there: float, here: float) -> float:
+    return there / here if here else 1.0
+
+
+def contention_on(contention: Curve, work: Work, here: Speeds, there: Speeds) -> Curve:
+    """Return how many times as long a function takes on another machine while several ranks compute, by their number.
+
+    The measured factor is multiplied by that of memory there, which all ranks share, and divided by that here.
+    """
+    counts = {*contention.sizes, *(2.0**i for i in range(there.cores.bit_length())), float(there.cores)}
+    sizes = tuple(sorted(counts))
+    factors = [contention.at(n) * (there.slowdown(work, n) / here.slowdown(work, n)) for n in sizes]
+    return Curve(sizes, tuple(max(1.0, factor) for factor in factors))
+
+
+def reduction_on(reduction: Curve, here: Speeds, there: Speeds) -> Curve:
+    """Return the seconds of an all-reduce of a node on another machine: at least a meeting, and bytes / B of all ranks.
+
+    Both are multiplied by the same factor as here.
+    """
+    meeting = here.meeting or 0.0
+
+    def least(speeds: Speeds, meeting: float, n_bytes: float) -> float:
+        return max(meeting, n_bytes / speeds.memory_of_all)
+
+    seconds = [
+        one * (least(there, there.meeting or meeting, n_bytes) / least(here, meeting, n_bytes))
+        for n_bytes, one in zip(*reduction)
+    ]
+    return Curve(reduction.sizes, tuple(seconds))
 
 
 @dataclass(frozen=True)

@@ -197,17 +197,27 @@ class Rule:
     every : int
         Steps between exchanges; 1 for ``"bsp"``.
     delay : int or None
-        Steps after which a delayed average is merged. By default, just enough that no step waits.
+        Steps after which a delayed average is merged; less than ``every``. By default, as many as are needed so that no
+        step waits, but less than ``every``.
+
+    Raises
+    ------
+    ValueError
+        If there is no such delay, as for the rules of `synkhronos.rules`.
     """
 
     kind: Literal["bsp", "local", "delayed", "centre"] = "bsp"
     every: int = 1
     delay: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.kind == "delayed" and self.every <= (1 if self.delay is None else self.delay):
+            raise ValueError(f"rule is {str(self)!r}; expected a delay of at least 1 and less than every")
+
     def __str__(self) -> str:
         if self.kind == "bsp":
             return self.kind
-        return f"{self.kind} every={self.every}" + (f" delay={self.delay}" if self.kind == "delayed" else "")
+        return f"{self.kind} every={self.every}" + (f" delay={self.delay}" if self.delay is not None else "")
 
 
 @dataclass(frozen=True)
@@ -447,7 +457,8 @@ def predict_step(
             if rule.kind == "local":
                 seconds = local_step(slowest, exchange, rule.every)
             else:
-                seconds = delayed_step(slowest, exchange, rule.every, rule.delay)
+                delay = rule.every - 1 if rule.delay is None else rule.delay
+                seconds = delayed_step(slowest, exchange, rule.every, delay)
             exposed = seconds - slowest
             on_link = exposed * between / exchange if exchange else 0.0
     seconds = slowest + exposed

@@ -35,6 +35,7 @@ from synkhronos._utils.rows import Rows, Selection, pieces, take
 
 _MOST_CALLS = 200  # that are timed at once
 _LEAST_OF_LONG = 2  # if one takes longer than all should
+_LONG = 10  # times that: one is enough
 
 
 def borrowed_row(call: Call) -> Rows:
@@ -214,9 +215,9 @@ class Caller:
     def time_function(self, command: TimeFunction) -> list[Any] | None:
         """Return the seconds of calls of a function on this rank alone; ``None`` if it does not take part.
 
-        There are at least ``least`` calls, or two long ones, and more, up to `_MOST_CALLS`, until they have taken
-        ``seconds``. One more, before them, is not counted, because the backend may compile then. Collectives in the
-        function have no effect.
+        There are at least ``least`` calls, two long ones, or one very long one, and more, up to `_MOST_CALLS`, until
+        they have taken ``seconds``. One more, before them, is not counted, because the backend may compile then.
+        Collectives in the function have no effect.
         """
         if self._rank not in command.ranks:
             return None
@@ -428,8 +429,9 @@ def _times_of_operands(function: Any, call: Callable[[], Any], seconds: float, l
 def _seconds(call: Callable[[], Any], seconds: float, least: int) -> list[float]:
     begin = time.perf_counter()
     call()
-    if time.perf_counter() - begin > seconds:
-        least = min(least, _LEAST_OF_LONG)
+    first = time.perf_counter() - begin
+    if first > seconds:
+        least = min(least, _LEAST_OF_LONG if first < _LONG * seconds else 1)
     found: list[float] = []
     while len(found) < least or (len(found) < _MOST_CALLS and time.perf_counter() - begin < seconds):
         start = time.perf_counter()

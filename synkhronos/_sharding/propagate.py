@@ -319,13 +319,16 @@ class Propagation:
     def replicated(self, variable: Any, reason: str = "") -> Any:
         """Return a variable's full value, by an all-reduce or all-gather if the variable is not replicated.
 
-        A variable that is computed elementwise from one partial input is computed again, from the reduced input.
+        A variable that is computed elementwise from one partial input is computed again, from the reduced input, and so
+        is a part of a variable that has been reduced before.
         """
         placement = self._placements[variable]
         if isinstance(placement, Replicate):
             return self._new[variable]
         if variable not in self._replicated:
-            if isinstance(placement, Partial) and has_one_partial_input(variable, self._placements):
+            if isinstance(placement, Partial) and (
+                has_one_partial_input(variable, self._placements) or self._is_part_of_replicated(variable)
+            ):
                 self._replicated[variable] = self.computed_replicated(variable.owner)[0].variable
             elif isinstance(placement, Partial):
                 self._replicated[variable] = self.reduced(variable, self._new[variable], placement.op)
@@ -333,6 +336,13 @@ class Propagation:
                 self._replicated[variable] = self._to_replicated(variable)
                 self.collectives.append(CollectiveRecord("all-gather", variable, reason, self._replicated[variable]))
         return self._replicated[variable]
+
+    def _is_part_of_replicated(self, variable: Any) -> bool:
+        """Return whether a variable is a slice, or has the elements, of one that has been made replicated."""
+        node = variable.owner
+        if node is None or not isinstance(node.op, (ops.Reshape, ops.Subtensor)):
+            return False
+        return node.inputs[0] in self._replicated or self._is_part_of_replicated(node.inputs[0])
 
     def was_replicated(self, variable: Any) -> bool:
         """Return whether a variable has been made replicated."""

@@ -3,6 +3,7 @@
 import csv
 import functools
 import io
+import json
 import os
 import re
 import subprocess
@@ -12,14 +13,18 @@ import numpy as np
 import pytest
 from backend import MRG_RandomStreams, T, on_theano, theano
 from comparison import close
+from made_up_costs import CONSTANTS, GRID
 from mpi_jobs import HELPERS, needs_mpi, output_of
 from namespace_hosts import MPIEXEC
 from scripts import ROOT
 
 import synkhronos as synk
 from synkhronos._api import plans, step_measurements
+from synkhronos._api.calibration import name_of_machine
 from synkhronos._backends import machine
+from synkhronos._costs import Cluster, Curve, Link, Rates, RowTimes, Rule, Store, Workload, predict_steps
 from synkhronos._costs.predict import input_seconds
+from synkhronos._session import held
 from synkhronos.extensions import train
 
 
@@ -148,6 +153,16 @@ def test_the_bytes_are_those_of_the_gradients(forked):
         assert n_bytes == 3 * 8 + (8 if exact else 0), "the loss is reduced by the controller if it is not exact"
 
 
+@pytest.mark.parametrize("rule", ["sgd", "nesterov_momentum", "adam"])
+def test_exact_steps_exchange_each_gradient_once(forked, rule):
+    """The state of a rule is computed from all gradients in one vector, and parameters from its parts."""
+    forked(2)
+    inputs, loss, (w, _) = regression()
+    step = train.make_train_function(loss, [w], *inputs, rule, learning_rate=0.1, exact=True)
+    step(X, TARGETS)
+    assert sorted(one.n_bytes for one in step.function.partition) == [8, 3 * 8]
+
+
 def test_rules_and_hyperparameters(forked):
     forked(2)
     inputs, loss, (w, _) = regression()
@@ -257,6 +272,76 @@ def test_one_rank_says_what_is_assumed(forked):
     assert "this node has one rank" in str(table)
 
 
+@pytest.fixture
+def same_measurements(forked, monkeypatch, costs):
+    """Make a session on a machine of made-up speeds, in which arithmetic is the limit; the first measurement counts."""
+    forked(2)
+    rates = Rates({"float32": GRID, "float64": GRID}, Curve((1.0, 1e9), (1e-18, 1e-9)), 0.0, 0.0)
+    machine = CONSTANTS._replace(alone=rates, together=rates, meeting=1e-6)
+    Store(str(costs)).put("machines", name_of_machine(held(), synk.__version__), value=machine)
+    for name in ("measure_function", "measure_machine"):
+        monkeypatch.setattr(plans, name, functools.partial(only_once, getattr(plans, name), []))
+
+
+def only_once(inner, found, *args):
+    """Return the result of the first call."""
+    found.extend([] if found else [inner(*args)])
+    return found[0]
+
+
+def test_this_machine_by_its_own_numbers_is_no_other_machine(same_measurements, tmp_path):
+    path, f = tmp_path / "here.json", build(exact=True)
+    ask = functools.partial(synk.plan, f, X, TARGETS, batch=[24, 48], nodes=[1, 2], line="10Gbit")
+    here = ask(machine_out=path)
+    there = ask(machine=path)
+    for one, other in zip(here.table.steps, there.table.steps):
+        close(other.seconds, one.seconds, 1e-9)
+        close(other.compute, one.compute, 1e-9)
+    assert len(here.table.steps) == len(there.table.steps) == 8
+    text = str(there)
+    assert "Assumed, not measured: a machine with 2 cores, each with 16 GFLOP/s of float32, 16 GFLOP/s of" in text
+    assert "Error of the model of the machine that was measured at 2 measured sizes" in text
+    assert "Not counted, and assumed to be scaled like the rest: " in text, "random numbers"
+    assert "Assumed" not in str(here)
+
+
+def test_a_machine_of_half_the_arithmetic_computes_twice_as_long(same_measurements, tmp_path):
+    path, f = tmp_path / "here.json", build()
+    here = synk.plan(f, X, TARGETS, batch=[24, 48], machine_out=path)
+    numbers = json.loads(path.read_text())
+    numbers["products"]["float64"] /= 2
+    numbers["cores"] = 8
+    there = synk.plan(f, X, TARGETS, batch=[24, 48], machine=numbers)
+    assert [one.ranks for one in there.table.steps] == [1, 1, 2, 2, 4, 4, 8, 8]
+    for batch in (24, 48):
+        close(there.seconds(ranks=1, batch=batch), 2 * here.seconds(ranks=1, batch=batch), 1e-6)
+    one, other = (table.table.at(1, 2, 48) for table in (here, there))
+    close(other.compute - one.compute, here._cluster.contention.at(2) * here._workload.compute(24), 1e-6)
+    close(other.exposed, one.exposed, 1e-6)
+    with pytest.raises(ValueError, match="got a machine with products of float32; expected also float64, which"):
+        synk.plan(f, X, TARGETS, machine={**numbers, "products": {"float32": 1e9}})
+
+
+def test_rules_have_no_delay_of_every_steps_or_more():
+    """A step takes 30 ms, and an average 1.002 s: it needs a delay of 34 steps."""
+    work = Workload((RowTimes((10.0, 100.0), (0.02, 0.11), 0.01),), n_bytes=1e6)
+    cluster = Cluster(Link(0.001, 1e6), Link(0.0, 1e8))
+
+    def steps(*rules):
+        return predict_steps(work, cluster, nodes=[2], ranks=[1], batches=[40], rules=[(work, rule) for rule in rules])
+
+    table = steps(Rule("delayed", 10), Rule("delayed", 35), Rule("local", 10))
+    close(table.steps[0].exposed, (1.002 - 9 * 0.03) / 10)
+    close(table.steps[1].exposed, 0.0)
+    assert plans._notes_on_delays(table) == [
+        "delayed every=10: averages take up to 34 steps, and a delay must be less than every, so ranks wait; every=35 "
+        "hides them"
+    ]
+    for every, delay in ((1, None), (4, 4), (4, 9)):
+        with pytest.raises(ValueError, match=f"rule is 'delayed every={every}.*; expected a delay of at least 1"):
+            Rule("delayed", every, delay)
+
+
 def test_plots_have_the_measured_points(forked, tmp_path):
     pytest.importorskip("matplotlib")
     forked(2)
@@ -273,6 +358,8 @@ MISTAKES = [
     ({"line": "fast"}, "line is 'fast'; expected such as"),
     ({"rule": "often"}, "rule is 'often'; expected"),
     ({"rule": synk.rules.GoSGD()}, "gossip has no model"),
+    ({"rule": "delayed:1"}, "rule is 'delayed every=1'; expected a delay of at least 1 and less than every"),
+    ({"machine": "none.json"}, "machine is 'none.json', which cannot be read"),
 ]
 
 
@@ -330,7 +417,7 @@ def run_plan(tmp_path, *words, options="", turns=1000, ranks=2, launcher=(), scr
         script.replace("{OPTIONS}", f"dict({options})").replace("TURNS", str(turns)).replace("RANKS", str(ranks))
     )
     command = [*launcher, sys.executable, "-m", "synkhronos", "plan", str(path), *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SYNKHRONOS_COSTS": str(tmp_path / "costs.json")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     return done.returncode, done.stdout, done.stderr
 
@@ -396,6 +483,19 @@ def test_the_command_measures_a_script(tmp_path):
     with open(tmp_path / "a.csv") as file:
         lines = [(one["rule"], *map(int, [one["nodes"], one["ranks"], one["batch"]])) for one in csv.DictReader(file)]
     assert lines == [(rule, n, r, 24) for rule in ("bsp", "local every=8") for n in (1, 2, 4) for r in (1, 2)]
+
+
+def test_the_command_writes_this_machine_and_takes_another(tmp_path):
+    path = tmp_path / "here.json"
+    code, _, errors = run_plan(tmp_path, "--machine-out", str(path))
+    assert code == 0, errors
+    assert set(json.loads(path.read_text())) == {"products", "memory", "memory_of_all", "cores", "command", "meeting"}
+    code, text, errors = run_plan(tmp_path, "--machine", str(path), "--machine-out", str(tmp_path))
+    assert (code, text.count("Assumed")) == (1, 0)
+    assert "Is a directory" in errors
+    code, text, errors = run_plan(tmp_path, "--machine", str(path))
+    assert code == 0, errors
+    assert "Assumed, not measured: a machine with 2 cores" in text
 
 
 @pytest.mark.parametrize("options", ["", "rule=synk.rules.LocalSGD(every=5)"])
@@ -466,7 +566,9 @@ def test_the_command_says_if_there_is_nothing_to_measure(tmp_path):
     assert "calls no function of Synkhronos of which the number of rows can be changed" in text
 
 
-@pytest.mark.parametrize("words", [["--nodes", "many"], ["--slow", "often"], ["--rule", "often"]])
+@pytest.mark.parametrize(
+    "words", [["--nodes", "many"], ["--slow", "often"], ["--rule", "often"], ["--machine", "none.json"]]
+)
 def test_mistakes_on_the_command_line(tmp_path, words):
     code, _, errors = run_plan(tmp_path, *words)
     assert code == 1
