@@ -18,15 +18,18 @@ from synkhronos._collectives import HostTransport
 from synkhronos._memory import SegmentTable
 from synkhronos._processes import COLLECTIVES, FUNCTION, POLL, SHUFFLE, ProcessGroup
 from synkhronos._rank.commands import EndLoop, Loop, RestoreLoop, SaveLoop, Source
-from synkhronos._rank.exchanges import ENGINES, Parameters
+from synkhronos._rank.exchanges import Averages, Parameters, Together
 from synkhronos._rank.messages import Records
 from synkhronos._rank.results import RowViews
+from synkhronos._rank.unsynchronized import Centre, Gossip
 from synkhronos._utils.interrupts import Background, deferred_interrupts
 from synkhronos._utils.rows import Rows
 from synkhronos.errors import SessionError
 
 #: Limits of the steps of one command, and of its barriers, which have different numbers (``STEPS_BITS`` in sync.c).
 MOST_STEPS, MOST_BARRIERS = 1 << 16, 1 << 24
+
+_ENGINES: dict[str, Any] = {"none": Together, "average": Averages, "centre": Centre, "gossip": Gossip}
 
 
 class Loops:
@@ -67,7 +70,7 @@ class Loops:
         """Make steps, and return their records; an interrupt or a failure of another rank ends it between two steps."""
         if not loop.number:
             parameters = Parameters(self, loop.exchange)
-            self._loops[loop.key] = parameters, ENGINES[parameters.rule.engine](parameters)
+            self._loops[loop.key] = parameters, _ENGINES[parameters.rule.engine](parameters)
         of, engine = self._of(loop.key)
         run, timeline = self._runner(loop.function, of.rule.engine == "none"), self.group.timeline
         if loop.mean_loss is not None:
@@ -101,6 +104,7 @@ class Loops:
             if engine.waits:
                 with of.named():
                     engine.after_step()
+        engine.after_steps()
         with undivided():
             of.given = loop.number, of.take_records()
         return of.given[1]
@@ -221,7 +225,7 @@ class Loops:
                 resumes = of.rule.engine == "average"
                 of.state = of.rule.resume(saved, x.copy(), self.n_ranks, of.n_steps) if resumes else saved
         elif of.rule.engine == "centre":
-            of.state = of.rule.begin(x.copy(), self.n_ranks)
+            of.state = of.rule.begin(x.copy(), of.n_members)
         engine.restore(_within("engine", state))
 
 
