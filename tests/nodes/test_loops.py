@@ -150,7 +150,8 @@ def test_ctrl_c(ranks, rule):
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
             began = time.monotonic()
             run = train(rule, epochs=10**6)
-            print(run.interrupted, min(run.steps) > 0, time.monotonic() - began < seconds + 5)
+            some = max if rule.engine in ("centre", "gossip") else min  # a rank may find all batches taken
+            print(run.interrupted, some(run.steps) > 0, time.monotonic() - began < seconds + 5)
         print(train(rule, epochs=1).interrupted)
         synk.close()
         """,
