@@ -38,10 +38,10 @@ from synkhronos._api.run import (
 )
 from synkhronos._api.variables import start
 from synkhronos._backends import is_random_state
+from synkhronos._memory import Board
 from synkhronos._rank import (
     MOST_BARRIERS,
     MOST_STEPS,
-    Board,
     EndLoop,
     Exchange,
     Loop,
@@ -137,7 +137,7 @@ def loop(
     Raises
     ------
     SessionError
-        Without a session, in a `sequence`, or for an engine of rules that needs one node in a session of several.
+        Without a session, or in a `sequence`.
     TypeError, ValueError
         For invalid arguments.
     WorkerError
@@ -223,13 +223,11 @@ class _Loop:
             )
         if others not in _OF_OTHERS:
             raise ValueError(f"others is {others!r}; expected one of {_OF_OTHERS}")
-        if rule.engine in ("centre", "gossip") and not session.is_on_one_node:
-            raise ValueError(f"{rule!r} works on one node only, and this session spans several; use averages")
         if rule.engine != "average" and others != "local":
             raise ValueError(
                 f"others is {others!r}, and with {rule!r} ranks do not wait for each other; use others='local'"
             )
-        rule.check(session.n_ranks)
+        rule.check(min(session.sizes) if rule.engine == "centre" else session.n_ranks)
         self._session, self._size, self._seed = session, size, seed
         self._key = next(_numbers)
         _, variables = start("loop", list(params))
@@ -265,7 +263,6 @@ class _Loop:
             saved.check(**self._about)
         self._keys = session.keys([*variables, *self._others])
         self._memory: Data | None = None  # of the board
-        self._board: Board | None = None
         self._is_open = False
         self._number = 0  # of the next command
         self._unanswered: int | None = None  # number of a command whose records were not added yet
@@ -308,7 +305,7 @@ class _Loop:
         n_epochs = plan.epochs or math.ceil((plan.steps or 0) / in_epoch)
         self._rule = self._rule.plan(in_epoch, n_epochs)
         run = Run(n_ranks, self._look, lambda: self._save(run))
-        self._about["steps_per_epoch"], self._last = in_epoch, in_epoch
+        self._about["steps_per_epoch"], self._about["nodes"], self._last = in_epoch, [*session.sizes], in_epoch
         if self._saved is not None:
             self._saved.check_length(n_ranks, in_epoch, is_over=not plan.of_epoch(self._saved.about["epoch"], in_epoch))
         bar = contextlib.ExitStack()
@@ -371,7 +368,7 @@ class _Loop:
 
     def _discard(self) -> None:
         """Have the ranks forget the loop, and free its memory."""
-        self._is_open, self._board = False, None
+        self._is_open = False
         self._session.replica_check.note_loop(self._changed, begins=False)
         kept, self._data, self._memory = [*self._data, self._memory], [], None
         with contextlib.suppress(SynkhronosError):  # the exception that has ended the loop says more
@@ -392,10 +389,8 @@ class _Loop:
         x = np.concatenate(values)
         memory, engine = None, self._rule.engine
         if engine in ("centre", "gossip"):
-            n_bytes = Board.n_bytes(engine, session.n_ranks, len(x), x.dtype)
+            n_bytes = Board.n_bytes(engine, max(session.sizes), len(x), x.dtype)
             self._memory = data(shape=(n_bytes,), dtype="uint8", ndim=1)
-            self._board = Board(self._memory.data, engine, session.n_ranks, len(x), x.dtype)
-            self._board.create(x)
             memory = self._memory.ref
         self._exchange = Exchange(
             cloudpickle.dumps(self._rule),
@@ -417,7 +412,7 @@ class _Loop:
         session, saved, n_steps = self._session, self._saved, None
         if saved is None:
             return
-        is_same = saved.n_ranks == session.n_ranks and saved.about.get("nodes") == self._node_sizes()
+        is_same = self._is_same(saved)
         run._restore(saved, same_ranks=is_same)
         if is_same:
             if run.delay is not None:
@@ -441,11 +436,15 @@ class _Loop:
             raise SessionError(_NO_RESULT)
         states = states_of_ranks(session, self._key, self._saved_keys)
         facts = {"mean_loss": run._mean_loss(max(0, min(run.steps) - self._last)), "last_epoch": self._last}
-        return {**self._about, **facts, "delay": run.delay, "nodes": self._node_sizes()}, states
+        return {**self._about, **facts, "delay": run.delay, "in_nodes": self._together == "node"}, states
 
-    def _node_sizes(self) -> list[int] | None:
-        """Return the number of ranks of each node, if the parameters are equal on the ranks of a node."""
-        return list(map(len, self._groups)) if self._together == "node" else None
+    def _is_same(self, saved: Saved) -> bool:
+        """Return whether the states of ranks in a checkpoint can be those of these ranks."""
+        in_nodes = self._together == "node"
+        if saved.n_ranks != self._session.n_ranks or saved.about.get("in_nodes", False) != in_nodes:
+            return False
+        is_alike = isinstance(self._rule, Average) and not in_nodes  # otherwise, the ranks of a node share something
+        return is_alike or saved.about.get("nodes", [saved.n_ranks]) == [*self._session.sizes]
 
     def _choose_delay(self, run: Run, records: Sequence[Records], n_steps: int) -> None:
         """Choose the delay of averages by measured times, of which the longest of all ranks count."""
@@ -477,8 +476,6 @@ class _Loop:
         first = 0
         while first < n_batches:
             n_now = min(opening.pop(0) * n_ranks if opening else most, n_batches - first)
-            if self._board is not None:
-                self._board.counters[0] = first
             step = run.epoch * in_epoch + first // n_ranks
             records = self._issue(order, first, n_now, run.epoch, step, None if first else mean_loss)
             with deferred_interrupts():
@@ -512,6 +509,7 @@ class _Loop:
                 tuple(zip(session.keys([var for var, _ in self._shared]), refs[n_inputs:])),
                 first,
                 n_batches,
+                step,
                 self._exchange,
                 self._batches,
                 epoch,

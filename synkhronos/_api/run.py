@@ -34,7 +34,7 @@ ONE_COMMAND = "expected a training rule, or params and a function of synkhronos.
 N_MEASURED = 6
 _VERSION = 1  # of the arrays in a state
 _MOST_SHOWN = 8  # ranks in a progress bar
-_KINDS = ("meet", "send", "merge")  # of exchanges in `Run.order`
+_KINDS = ("meet", "send", "merge", "nodes")  # of exchanges in `Run.order`
 
 
 def positive(name: str, value: Any) -> Any:
@@ -143,8 +143,10 @@ class Run:
     staleness : list of int
         For each average, the number of steps since the parameters in it were sent.
     order : list of tuple
-        ``(turn, rank, kind, step, other)`` of each exchange with a centre or by gossip, in the order of the turns:
-        ``"meet"``, ``"send"`` or ``"merge"``, the number of steps that the rank had made, and the other rank.
+        ``(turn, rank, kind, step, other)`` of each exchange with a centre or by gossip, in the order of the turns on
+        each node: ``"meet"``, ``"send"`` or ``"merge"``, the number of steps that the rank had made, and the other
+        rank. In exchanges with other nodes, the leader of a node sends its centre, and merges the mean into it; with
+        gossip, such an exchange is one entry, ``"nodes"``.
     interrupted : bool
         Whether Ctrl-C, or the exception of another signal handler, has ended the loop.
     delay : int or None
@@ -205,7 +207,7 @@ class Run:
 
     @property
     def params(self) -> list[np.ndarray]:
-        """The parameters: their mean over the ranks, or the centre. No rank changes by this in ``on_epoch``."""
+        """The parameters: their mean over the ranks, or the mean of the nodes' centres. Looking changes no rank."""
         return self._look() if self._values is None else self._values
 
     def state(self) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from synkhronos._collectives.nccl import (
     nccl_moves,
     nccl_reduces,
 )
-from synkhronos._collectives.pipeline import EarlyReduction, Ticket
+from synkhronos._collectives.pipeline import EarlyReduction, Ticket, average_of_leaders
 from synkhronos._collectives.reductions import OPS, Accumulator, check_op, combine, lists_ops, result_dtype
 from synkhronos._collectives.transport import (
     NOTES,

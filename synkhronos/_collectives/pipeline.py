@@ -19,6 +19,7 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import functools
 import zlib
 from collections import deque
 from collections.abc import Sequence
@@ -27,9 +28,19 @@ from typing import Callable, NamedTuple
 
 import numpy as np
 
-from synkhronos._collectives.buckets import Algorithm, Bucket, Piece
+from synkhronos._collectives.buckets import Algorithm, Bucket, Piece, divide, find_small, length_of, way_of
 from synkhronos._native import native
-from synkhronos._processes import Ballots, Deadline, LeaderTransport, Place, agree
+from synkhronos._processes import (
+    STRAGGLING,
+    Ballots,
+    Deadline,
+    LeaderTransport,
+    Place,
+    ProcessGroup,
+    agree,
+    check_exchange,
+    check_nodes,
+)
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import shares
 from synkhronos.errors import CollectiveAborted
@@ -38,6 +49,7 @@ from synkhronos.errors import CollectiveAborted
 Lend = Callable[[str, int, np.dtype], np.ndarray]
 
 _EARLY = 1 << 33  # in signatures of reductions that begin before all of their arrays exist
+_OF_LEADERS = 1 << 35  # in signatures of averages over the leaders alone
 
 
 def lend_new(what: str, size: int, dtype: np.dtype) -> np.ndarray:
@@ -462,3 +474,60 @@ class Lead:
         except BaseException:
             self._comm.leave()  # otherwise the other leaders would wait for this one
             raise
+
+
+def average_of_leaders(group: ProcessGroup, values: np.ndarray) -> np.ndarray:
+    """Return the mean of a vector over the node leaders; each calls this, while the other ranks of its node go on.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        Process group of this node.
+    values : array of shape (n,)
+        A floating-point vector, of the same size and dtype on all nodes. It must not change meanwhile.
+
+    Returns
+    -------
+    array of shape (n,)
+        A new vector, bitwise equal on all nodes.
+
+    Raises
+    ------
+    CollectiveAborted
+        If a rank of any node has failed.
+    """
+    comm, n_nodes, timeline = group.world.leaders, len(group.world.sizes), group.timeline
+    how = way_of("avg", values.dtype, values.dtype, (1,) * n_nodes, (1,) * n_nodes)[group.world.node]
+    mean = np.empty_like(values)
+    is_small = find_small([(values, mean, how)], n_nodes)[0]
+    pieces = divide([(values, mean, how)], [False])[1]
+    plans = [Plan(how, length_of(piece), how.dtype, is_small) for piece in pieces]
+    check_pieces = functools.partial(check_exchange, group)
+    between = Pieces(comm, plans, group.deadline, check_pieces, group.world.wire_dtype or "")
+    signature = hash((_OF_LEADERS, values.size))
+
+    def check(silent: Sequence[int]) -> None:
+        if group.sync.aborted:  # the other ranks of this node, which have not arrived here, may fail meanwhile
+            raise CollectiveAborted("another rank failed")
+        check_nodes(group, silent)
+
+    def lend(what: str, size: int, dtype: np.dtype) -> np.ndarray:
+        return np.empty(size, dtype)
+
+    before = timeline.switch(STRAGGLING)
+    try:
+        words = comm.vote(signature, [], check, between.fill_in)
+        assert all(word == signature for word, _ in words)
+        timeline.switch(before)
+        for (part,) in pieces:
+            assert part.out is not None
+            between.begin(part.array, part.out, lend)
+        for number in range(len(pieces)):
+            between.finish(number + 1)
+        comm.end_exchange(between.fill_in)
+    except BaseException:
+        group.deadline.begin()  # the ranks of this node get the full time to abort, too
+        comm.leave()  # otherwise the other leaders would wait for this one
+        raise
+    timeline.exchange(between.times, ())
+    return mean

@@ -1,6 +1,6 @@
 """Memory shared by the processes of a session: allocate, map, send, grow and free it."""
 
-from synkhronos._memory.channels import LOCK_BYTES, FdChannel, Mailbox, SharedLocks
+from synkhronos._memory.channels import LOCK_BYTES, Board, FdChannel, Mailbox, SharedLocks
 from synkhronos._memory.descriptors import Descriptor, OwnedSocket, release_freed_memory, remove_stale
 from synkhronos._memory.heap import (
     Arena,

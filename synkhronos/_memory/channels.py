@@ -1,4 +1,4 @@
-"""Messages and locks of processes: mailboxes in shared memory, channels for file descriptors, and robust mutexes.
+"""Messages and locks of processes: mailboxes and boards in shared memory, channels of descriptors, robust mutexes.
 
 The kernel passes a segment's descriptor over a pair of sockets (``SCM_RIGHTS``). So a segment needs no name. Opening it
 through ``/proc`` instead would require the permission to inspect another process, which the kernel refuses after
@@ -21,7 +21,7 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos._memory.descriptors import Descriptor, OwnedSocket
-from synkhronos._memory.segments import Segment, SegmentRef, map_shared
+from synkhronos._memory.segments import Segment, SegmentRef, aligned, map_shared
 from synkhronos._utils.interrupts import deferred_interrupts
 
 _MAILBOX_BYTES = 64 * 1024
@@ -258,3 +258,90 @@ def _wait_for(lock: ctypes.c_void_p, until: Any) -> int:
 def _check(code: int) -> None:
     if code:
         raise OSError(code, os.strerror(code))
+
+
+# -- exchanges of a training loop
+
+_PART = 1 << 16  # elements of a centre that one lock protects
+
+
+class Board:
+    """Memory of a node in which ranks exchange parameters without waiting for each other.
+
+    Parameters
+    ----------
+    memory : uint8 array
+        Shared memory of `n_bytes` bytes.
+    engine : str
+        ``"centre"`` or ``"gossip"``.
+    n_ranks : int
+    size : int
+        Number of parameters.
+    dtype : dtype
+        Their dtype.
+
+    Attributes
+    ----------
+    locks : SharedLocks
+        Lock 0 protects the counters. The others protect one part of the centre each, or one rank's mailboxes.
+    counters : int64 array of shape (3,)
+        Number of batches that ranks have taken in a command, number of exchanges, and number of the command.
+    parts : list of slice
+        Parts of the centre.
+    centre : array of shape (size,)
+    is_full : int64 array of shape (n_ranks, n_ranks)
+        Whether there is a message for a rank (first axis) from another.
+    weights : float64 array of shape (n_ranks, n_ranks)
+    messages : array of shape (n_ranks, n_ranks, size)
+    """
+
+    def __init__(self, memory: np.ndarray, engine: str, n_ranks: int, size: int, dtype: np.dtype) -> None:
+        used = 0
+
+        def take(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+            nonlocal used
+            start, used = used, used + aligned(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+            return memory[start:used][: int(np.prod(shape)) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+
+        self.parts = [slice(start, min(start + _PART, size)) for start in range(0, size, _PART)]
+        n_locks = 1 + (len(self.parts) if engine == "centre" else n_ranks)
+        self.lock_memory = take((n_locks, LOCK_BYTES), np.uint8)
+        self.locks = SharedLocks(self.lock_memory)
+        self.counters = take((3,), np.int64)
+        if engine == "centre":
+            self.centre = take((size,), dtype)
+        else:
+            self.is_full = take((n_ranks, n_ranks), np.int64)
+            self.weights = take((n_ranks, n_ranks), np.float64)
+            self.messages = take((n_ranks, n_ranks, size), dtype)
+
+    def take_batch(self, command: int, check: Callable[[], None]) -> int:
+        """Take a batch of a command, and return the number of batches of it that ranks have taken before."""
+        with self.locks.hold(0, check):
+            if self.counters[2] != command:  # it has just begun
+                self.counters[0], self.counters[2] = 0, command
+            number = int(self.counters[0])
+            self.counters[0] = number + 1
+        return number
+
+    def count_exchange(self, check: Callable[[], None]) -> int:
+        """Increment the number of exchanges, and return its value before."""
+        with self.locks.hold(0, check):
+            number = int(self.counters[1])
+            self.counters[1] = number + 1
+        return number
+
+    def create(self, x: np.ndarray) -> None:
+        """Initialize the memory, which is all zero: make the locks, and set the centre to the parameters."""
+        SharedLocks.create(self.lock_memory)
+        if hasattr(self, "centre"):
+            self.centre[:] = x
+
+    @staticmethod
+    def n_bytes(engine: str, n_ranks: int, size: int, dtype: np.dtype) -> int:
+        """Return the bytes that a board needs."""
+        n_parts = -(-size // _PART)
+        arrays = [LOCK_BYTES * (1 + (n_parts if engine == "centre" else n_ranks)), 24]
+        n_vectors = 1 if engine == "centre" else n_ranks * n_ranks
+        arrays += [] if engine == "centre" else [8 * n_vectors] * 2
+        return sum(map(aligned, [*arrays, n_vectors * size * np.dtype(dtype).itemsize]))

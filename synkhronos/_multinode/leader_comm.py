@@ -37,8 +37,7 @@ import numpy as np
 
 from synkhronos import _backends
 from synkhronos._multinode.heartbeat import Heartbeat, Reason
-from synkhronos._multinode.node_messages import Stop
-from synkhronos._multinode.votes import Votes
+from synkhronos._multinode.node_messages import Stop, Votes
 from synkhronos._native import native
 from synkhronos._processes import Arrays, Ballots, Completion, Place, ProcessGroup, agree
 from synkhronos._utils.interrupts import deferred_interrupts, handle_interrupts

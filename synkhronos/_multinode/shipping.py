@@ -9,7 +9,7 @@ command, both nodes check that the file has not changed.
 
 Invariant: when a command is executed on a node, all array rows that its ranks read are equal to those on the
 controller. Other rows have arbitrary content. A large segment occupies no more memory on the node than the blocks that
-were sent.
+were sent. Exception: memory in which the ranks of a node exchange parameters is sent once, as zeros.
 """
 
 from __future__ import annotations
@@ -274,6 +274,8 @@ class Shipping:
                 yield ref, 0, rows
             for ref in (*command.scheduled, *(ref for _, ref in command.shared)):
                 yield ref, 0, None
+            if not command.number and command.exchange.memory is not None:  # zeros: each node then has its own content
+                yield command.exchange.memory, 0, None
         elif isinstance(command, RestoreLoop):
             for rank in ranks:
                 yield command.states[rank], 0, None

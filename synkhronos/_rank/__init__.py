@@ -41,7 +41,6 @@ from synkhronos._rank.commands import (
     Unshare,
 )
 from synkhronos._rank.environment import digest_of_states, seed_rank
-from synkhronos._rank.exchanges import Board
 from synkhronos._rank.loop import MOST_BARRIERS, MOST_STEPS, pack, unpack
 from synkhronos._rank.messages import (
     MOST_CACHED_BYTES,

@@ -311,6 +311,7 @@ class Loop:
     shared: tuple[tuple[int, ArrayRef], ...]  # the same for shared variables that are set before each step
     first: int  # number of the first batch in `order`
     n_batches: int  # of all ranks
+    step: int  # number of steps of a rank before this command, if all took equally many batches
     exchange: Exchange
     batches: bytes | None  # pickled callable that makes the inputs of each step, instead of `data`
     epoch: int

@@ -1,9 +1,7 @@
-"""Exchanges of a training rule on one rank: averages, a centre, and gossip.
+"""Exchanges of a training rule on one rank: its parameters as a vector, and averages.
 
-There are three kinds of exchanges (see `synkhronos.rules`). In an *average*, all ranks take part at step numbers that
-all know. A *centre* is a vector in shared memory, with which each rank exchanges on its own, part by part under locks.
-In *gossip*, a rank writes its parameters to a mailbox of another rank. Ranks that have a centre or mailboxes take
-their batches from a common counter, so that a slow rank takes fewer.
+In an *average*, all ranks take part, at step numbers that all know. For exchanges with a centre and by gossip, in which
+ranks do not wait for each other, see `synkhronos._rank.unsynchronized`.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ import numpy as np
 
 from synkhronos import _graph
 from synkhronos._backends import to_host
-from synkhronos._collectives import Ticket
-from synkhronos._memory import LOCK_BYTES, SharedLocks, aligned
+from synkhronos._collectives import Ticket, average_of_leaders
+from synkhronos._memory import Board
 from synkhronos._processes import COLLECTIVES
 from synkhronos._rank.commands import Exchange, Loop
 from synkhronos._rank.messages import Records
@@ -29,81 +27,6 @@ from synkhronos.errors import SynkhronosError
 
 if TYPE_CHECKING:
     from synkhronos._rank.loop import Ahead, Loops
-
-_PART = 1 << 16  # elements of a centre that one lock protects
-
-
-class Board:
-    """Memory of a node in which ranks exchange parameters without waiting for each other.
-
-    Parameters
-    ----------
-    memory : uint8 array
-        Shared memory of `n_bytes` bytes.
-    engine : str
-        ``"centre"`` or ``"gossip"``.
-    n_ranks : int
-    size : int
-        Number of parameters.
-    dtype : dtype
-        Their dtype.
-
-    Attributes
-    ----------
-    locks : SharedLocks
-        Lock 0 protects the counters. The others protect one part of the centre each, or one rank's mailboxes.
-    counters : int64 array of shape (2,)
-        Number of batches of the epoch that ranks have taken, and number of exchanges.
-    parts : list of slice
-        Parts of the centre.
-    centre : array of shape (size,)
-    is_full : int64 array of shape (n_ranks, n_ranks)
-        Whether there is a message for a rank (first axis) from another.
-    weights : float64 array of shape (n_ranks, n_ranks)
-    messages : array of shape (n_ranks, n_ranks, size)
-    """
-
-    def __init__(self, memory: np.ndarray, engine: str, n_ranks: int, size: int, dtype: np.dtype) -> None:
-        used = 0
-
-        def take(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-            nonlocal used
-            start, used = used, used + aligned(int(np.prod(shape)) * np.dtype(dtype).itemsize)
-            return memory[start:used][: int(np.prod(shape)) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
-
-        self.parts = [slice(start, min(start + _PART, size)) for start in range(0, size, _PART)]
-        n_locks = 1 + (len(self.parts) if engine == "centre" else n_ranks)
-        self.lock_memory = take((n_locks, LOCK_BYTES), np.uint8)
-        self.locks = SharedLocks(self.lock_memory)
-        self.counters = take((2,), np.int64)
-        if engine == "centre":
-            self.centre = take((size,), dtype)
-        else:
-            self.is_full = take((n_ranks, n_ranks), np.int64)
-            self.weights = take((n_ranks, n_ranks), np.float64)
-            self.messages = take((n_ranks, n_ranks, size), dtype)
-
-    def count(self, which: int, check: Callable[[], None]) -> int:
-        """Increment a counter, and return its value before."""
-        with self.locks.hold(0, check):
-            value = int(self.counters[which])
-            self.counters[which] = value + 1
-        return value
-
-    def create(self, x: np.ndarray) -> None:
-        """Initialize the memory, which is all zero: make the locks, and set the centre to the parameters."""
-        SharedLocks.create(self.lock_memory)
-        if hasattr(self, "centre"):
-            self.centre[:] = x
-
-    @staticmethod
-    def n_bytes(engine: str, n_ranks: int, size: int, dtype: np.dtype) -> int:
-        """Return the bytes that a board needs."""
-        n_parts = -(-size // _PART)
-        arrays = [LOCK_BYTES * (1 + (n_parts if engine == "centre" else n_ranks)), 16]
-        n_vectors = 1 if engine == "centre" else n_ranks * n_ranks
-        arrays += [] if engine == "centre" else [8 * n_vectors] * 2
-        return sum(map(aligned, [*arrays, n_vectors * size * np.dtype(dtype).itemsize]))
 
 
 class Parameters:
@@ -116,9 +39,14 @@ class Parameters:
         self.of_others = exchange.of_others
         resets = self.others if self.of_others == "reset" else []
         self.first_others = [to_host(_graph.get_array(var)).copy() for var in resets]
-        self.rank, self.n_ranks = loops.rank, loops.n_ranks
-        #: Of averages: all ranks, or the nodes, if the parameters are equal on the ranks of each.
-        self.n_members = len(loops.group.world.sizes) if exchange.together == "node" else self.n_ranks
+        self.rank, self.n_ranks, self.first = loops.rank, loops.n_ranks, loops.group.world.first
+        group = self.group = loops.group
+        self.local, self.n_local, self.n_nodes = group.rank, group.n_ranks, len(group.world.sizes)
+        self.leads = group.rank == group.master_rank
+        #: Of averages: all ranks, or the nodes, if their ranks have equal parameters; of a centre: its ranks.
+        self.n_members = self.n_local if self.rule.engine == "centre" else self.n_ranks
+        if exchange.together == "node":
+            self.n_members = self.n_nodes
         self.transport, self.check, self.check_processes = loops.transport, loops.check, loops.check_processes
         self.begin_wait = loops.group.deadline.begin
         self.timeline, self.status = loops.group.timeline, loops.group.loops[loops.group.rank]
@@ -136,11 +64,13 @@ class Parameters:
         size = sum(to_host(_graph.get_array(var)).size for var in self.variables)
         dtype = np.dtype(self.variables[0].dtype)
         self.x, self.received = np.empty(size, dtype), np.empty(size, dtype)
+        self.pack()
         self.board: Board | None = None
         if exchange.memory is not None:
             memory = loops.segments.view(exchange.memory)
-            self.board = Board(memory, self.rule.engine, self.n_ranks, size, dtype)
-        self.pack()
+            self.board = Board(memory, self.rule.engine, self.n_local, size, dtype)
+            if self.leads:
+                self.board.create(self.x)
         #: Equal on all ranks. If values are rounded on their way between nodes, differences from it are sent.
         self.reference = self.x.copy() if loops.group.world.wire_dtype and dtype == np.float32 else None
         with self.named():
@@ -180,7 +110,7 @@ class Parameters:
 
     def unpack(self, x: np.ndarray) -> None:
         """Set the parameters to the values in a flat vector."""
-        _check_shape(x, self.x)
+        check_shape(x, self.x)
         for var, view in zip(self.variables, self.split(x)):
             _graph.copy_array(var, view)
 
@@ -242,6 +172,25 @@ class Parameters:
             self.reference[:] = received
         return received
 
+    def average_nodes(self, values: np.ndarray, share: float = 1.0, keep: bool = False) -> np.ndarray:
+        """Return the mean of a vector over the node leaders; each calls this, while its other ranks go on.
+
+        A leader's vector counts ``share`` times; the mean of all shares is 1. With ``keep``, the next averages are as
+        if this one had not been made.
+        """
+        self.begin_wait()
+        if self.reference is None:
+            return average_of_leaders(self.group, float(share) * values)
+        mean = average_of_leaders(self.group, float(share) * (values - self.reference)) + self.reference
+        if not keep:
+            self.reference[:] = mean
+        return mean
+
+    def average_weights(self, weight: float) -> float:
+        """Return the mean of a number over the node leaders."""
+        self.begin_wait()
+        return float(average_of_leaders(self.group, np.array([weight]))[0])
+
     def renew_reference(self) -> None:
         """Make the reference equal on all ranks again, after an interrupt of an average."""
         if self.reference is not None:
@@ -266,7 +215,7 @@ class Parameters:
             _graph.copy_array(var, array)
 
 
-def _span(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def span(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator of an engine's exchange, which shows it in traces."""
 
     def decorated(exchange: Callable[..., None]) -> Callable[..., None]:
@@ -282,7 +231,7 @@ def _span(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return decorated
 
 
-class _Engine:
+class Engine:
     """Exchanges of one rank."""
 
     waits = False  # for other ranks, in a step
@@ -300,6 +249,9 @@ class _Engine:
     def after_step(self) -> None:
         """Do nothing, unless there is something to exchange after a step."""
 
+    def after_steps(self) -> None:
+        """Do nothing, unless there is something to exchange after the steps of a command."""
+
     def state(self) -> dict[str, Any]:
         """Return numbers and arrays with which `restore` continues the exchanges."""
         return {}
@@ -308,7 +260,7 @@ class _Engine:
         """Continue exchanges from a state; an empty one is that of the beginning."""
 
 
-class _Together(_Engine):
+class Together(Engine):
     """No exchanges between steps, because the steps have collectives."""
 
     waits = True
@@ -341,7 +293,7 @@ class Message(NamedTuple):
     reference: np.ndarray | None = None
 
 
-class _Averages(_Engine):
+class Averages(Engine):
     """Averages over all ranks or those of a node, at step numbers that all ranks know.
 
     With a delay, averages between nodes are made while the ranks make steps. They are complete at the end of each
@@ -383,7 +335,7 @@ class _Averages(_Engine):
             return
         began = monotonic_ns()
         values = np.array(of.rule.before(of.pack(), of.state))  # may be the buffer itself
-        _check_shape(values, of.x)
+        check_shape(values, of.x)
         self._sent = Message(step, step + of.rule.delay_at(step), group, values)
         if step < self._sent.due and not self._is_last:
             self._sent = of.start_average(self._sent)
@@ -402,7 +354,7 @@ class _Averages(_Engine):
             step, due = state["steps"].tolist()
             self._sent = Message(step, due, str(state["group"]), state["sent"])
 
-    @_span("average")
+    @span("average")
     def _merge(self, message: Message) -> None:
         of, began = self._of, monotonic_ns()
         age = of.n_steps - message.step
@@ -424,165 +376,6 @@ class _Averages(_Engine):
         return of.average_parameters(of.pack(), keep=keep)
 
 
-class _Unsynchronized(_Engine):
-    """Engine whose ranks take batches from a common counter."""
-
-    def __init__(self, of: Parameters) -> None:
-        super().__init__(of)
-        assert of.board is not None
-        self._board = of.board
-
-    def turns(self, loop: Loop) -> Iterator[int]:
-        """Yield the numbers of this rank's batches."""
-        board, stop = self._board, loop.first + loop.n_batches
-        while (turn := board.count(0, self._of.check)) < stop:
-            yield turn
-
-    def state(self) -> dict[str, Any]:
-        """Return the number of exchanges of all ranks."""
-        return {"turns": self._board.counters[1]}
-
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue the number of exchanges."""
-        if "turns" in state and not self._of.rank:
-            self._board.counters[1] = state["turns"]
-
-    def _note(self, kind: str, other: int) -> None:
-        """Record an exchange, of which the locks are held."""
-        of = self._of
-        of.order.append((self._board.count(1, of.check_processes), kind, of.n_steps, other))
-
-
-class _Centre(_Unsynchronized):
-    """Exchanges with a centre in shared memory. An exchange that has begun is completed."""
-
-    _met = 0  # number of steps before the last exchange
-
-    def after_step(self) -> None:
-        """Exchange with the centre if it is time."""
-        if self._of.n_steps % self._of.rule.every == 0:
-            self._meet()
-
-    @_span("centre")
-    def _meet(self) -> None:
-        of, board = self._of, self._board
-        began, x = monotonic_ns(), of.pack()
-        for number, part in enumerate(board.parts):
-            state = {name: one[part] if isinstance(one, np.ndarray) else one for name, one in of.state.items()}
-            with board.locks.hold(1 + number, of.check_processes):
-                own, centre = of.rule.meet(x[part], board.centre[part], state)
-                _check_shape(own, x[part])
-                _check_shape(centre, x[part])
-                x[part], board.centre[part] = own, centre
-                if not number:
-                    self._note("meet", of.rank)
-        of.unpack(x)
-        self._met = of.n_steps
-        of.exchanged(began, x.nbytes)
-
-    def state(self) -> dict[str, Any]:
-        """Return the centre, on the first rank, and the step of this rank's last exchange."""
-        return {**super().state(), "met": self._met, **({} if self._of.rank else {"centre": self._board.centre})}
-
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Set the centre, which otherwise has the parameters of the beginning."""
-        super().restore(state)
-        self._met = int(state.get("met", self._of.n_steps))
-        if not self._of.rank:
-            self._board.centre[:] = state.get("centre", self._of.x)
-
-    def result(self, drop: bool, keep: bool) -> np.ndarray:
-        """Exchange with the centre if there were steps since the last exchange, and return the centre."""
-        if not keep and self._of.n_steps > self._met:
-            self._meet()
-        self._of.transport.barrier()
-        return self._board.centre
-
-
-class _Gossip(_Unsynchronized):
-    """Exchanges through mailboxes in shared memory."""
-
-    def __init__(self, of: Parameters) -> None:
-        super().__init__(of)
-        self._weight = 1.0 / of.n_ranks
-
-    def state(self) -> dict[str, Any]:
-        """Return the weight of this rank, and the messages to it that it has not merged."""
-        board, own = self._board, self._of.rank
-        senders = np.flatnonzero(board.is_full[own])
-        sent = {"senders": senders, "weights": board.weights[own, senders], "messages": board.messages[own, senders]}
-        return {**super().state(), "weight": self._weight, **sent}
-
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Set the weight, and put the messages back into the mailboxes."""
-        super().restore(state)
-        if "weight" in state:
-            board, own, senders = self._board, self._of.rank, state["senders"]
-            self._weight = float(state["weight"])
-            board.weights[own, senders], board.messages[own, senders] = state["weights"], state["messages"]
-            board.is_full[own, senders] = 1
-
-    def before_step(self) -> None:
-        """Merge all messages that have come."""
-        if self._board.is_full[self._of.rank].any():
-            self._merge()
-
-    @_span("merge")
-    def _merge(self) -> None:
-        of, board = self._of, self._board
-        began, x = monotonic_ns(), of.pack()
-        with board.locks.hold(1 + of.rank, of.check_processes):
-            for sender in np.flatnonzero(board.is_full[of.rank]):
-                other, weight = board.messages[of.rank, sender], float(board.weights[of.rank, sender])
-                merged, self._weight = of.rule.merge(x, self._weight, other, weight)
-                _check_shape(merged, x)
-                x[:] = merged
-                board.is_full[of.rank, sender] = 0
-                self._note("merge", int(sender))
-        of.unpack(x)
-        of.waited += monotonic_ns() - began
-
-    def after_step(self) -> None:
-        """With some probability, send the parameters to another rank, unless its mailbox is full."""
-        if self._of.n_ranks > 1 and self._of.random.random() < self._of.rule.probability:
-            self._send()
-
-    @_span("send")
-    def _send(self) -> None:
-        of, board = self._of, self._board
-        to = int(of.random.integers(of.n_ranks - 1))
-        to += to >= of.rank
-        began = monotonic_ns()
-        with board.locks.hold(1 + to, of.check_processes):
-            if board.is_full[to, of.rank]:
-                return
-            self._weight, board.weights[to, of.rank] = of.rule.split(self._weight)
-            board.messages[to, of.rank] = of.pack()
-            board.is_full[to, of.rank] = 1
-            self._note("send", to)
-        of.exchanged(began, of.x.nbytes)
-
-    def result(self, drop: bool, keep: bool) -> np.ndarray:
-        """Merge all messages, and return the mean of the parameters by the ranks' weights."""
-        of = self._of
-        if not keep:
-            self.before_step()
-        own = self._board.messages[of.rank] if keep else []
-        full = self._board.is_full[of.rank] if keep else []
-        total = np.array([self._weight])
-        of.received[:] = self._weight * of.pack()
-        for message, weight, is_full in zip(own, self._board.weights[of.rank], full):
-            if is_full:
-                of.received += weight * message
-                total += weight
-        of.average([of.received, total], "sum")
-        of.received /= total.astype(of.received.dtype)
-        return of.received
-
-
-ENGINES: dict[str, Any] = {"none": _Together, "average": _Averages, "centre": _Centre, "gossip": _Gossip}
-
-
-def _check_shape(value: Any, x: np.ndarray) -> None:
+def check_shape(value: Any, x: np.ndarray) -> None:
     if np.shape(value) != x.shape:
         raise ValueError(f"the rule returned an array of shape {np.shape(value)}; expected {x.shape}")

@@ -19,9 +19,10 @@ from synkhronos._collectives import HostTransport
 from synkhronos._memory import SegmentTable
 from synkhronos._processes import COLLECTIVES, FUNCTION, POLL, SHUFFLE, Deadline, ProcessGroup
 from synkhronos._rank.commands import STATE_PART, EndLoop, Loop, RestoreLoop, SaveLoop, Source
-from synkhronos._rank.exchanges import ENGINES, Parameters
+from synkhronos._rank.exchanges import Averages, Parameters, Together
 from synkhronos._rank.messages import Records
 from synkhronos._rank.results import RowViews
+from synkhronos._rank.unsynchronized import Centre, Gossip
 from synkhronos._utils.interrupts import Background, deferred_interrupts
 from synkhronos._utils.rows import Rows
 from synkhronos.errors import SessionError
@@ -30,6 +31,7 @@ from synkhronos.errors import SessionError
 MOST_STEPS, MOST_BARRIERS = 1 << 16, 1 << 24
 
 _NOTHING = np.empty(0, np.uint8)
+_ENGINES: dict[str, Any] = {"none": Together, "average": Averages, "centre": Centre, "gossip": Gossip}
 
 
 class Loops:
@@ -71,7 +73,7 @@ class Loops:
         """Make steps, and return their records; an interrupt or a failure of another rank ends it between two steps."""
         if not loop.number:
             parameters = Parameters(self, loop.exchange)
-            self._loops[loop.key] = parameters, ENGINES[parameters.rule.engine](parameters)
+            self._loops[loop.key] = parameters, _ENGINES[parameters.rule.engine](parameters)
         of, engine = self._of(loop.key)
         began, exchange = monotonic_ns(), loop.exchange
         of.use(exchange.rule)
@@ -108,6 +110,7 @@ class Loops:
             if engine.waits:
                 with of.named():
                     engine.after_step()
+        engine.after_steps()
         with undivided():
             of.given = loop.number, of.take_records()._replace(seconds=(monotonic_ns() - began) / 1e9)
         return of.given[1]
@@ -242,7 +245,7 @@ class Loops:
                 resumes = of.rule.engine == "average"
                 of.state = of.rule.resume(saved, x.copy(), of.n_members, of.n_steps) if resumes else saved
         elif of.rule.engine == "centre":
-            of.state = of.rule.begin(x.copy(), self.n_ranks)
+            of.state = of.rule.begin(x.copy(), of.n_members)
         engine.restore(_within("engine", state))
 
 

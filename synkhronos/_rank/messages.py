@@ -124,9 +124,9 @@ class Records(NamedTuple):
     n_bytes : int
         Bytes that the rank has sent in exchanges.
     order : list of tuple
-        ``(turn, kind, step, other)`` of each exchange through a `Board`: its turn among those of all ranks (for a
-        centre, with its first part), ``"meet"``, ``"send"`` or ``"merge"``, the number of steps that the rank had made,
-        and the other rank.
+        ``(turn, kind, step, other)`` of each exchange through a `Board`: its turn among those of the node's ranks (for
+        a centre, with its first part), ``"meet"``, ``"send"``, ``"merge"`` or ``"nodes"``, the number of steps that the
+        rank had made, and the other rank.
     seconds : float
         Seconds of the command.
     """

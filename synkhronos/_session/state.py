@@ -88,7 +88,7 @@ class Session:
             if hasattr(self, "_dispatcher"):  # only in a worker that replaces a dead one
                 self._ledger.abandon()
 
-        self.loops = group.loops
+        self.loops, self.sizes = group.loops, group.world.sizes  # the number of ranks of each node
         definitions = _graph.Definitions() if nodes is None else nodes.definitions
         try:
             ended = self._ledger.ended_variables

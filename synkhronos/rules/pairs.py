@@ -20,15 +20,30 @@ class Centre(Rule, ABC):
     Exchanges are elementwise, so that they can take place chunk by chunk. Ranks and the centre start with equal
     parameters.
 
+    On several nodes, each node has a centre, with which its ranks exchange. The node leaders average the centres each
+    time that their nodes have begun ``nodes_every`` steps for each of their ranks, whichever ranks make these steps. A
+    leader waits for the others; the other ranks go on, and what they add to their centre meanwhile is kept::
+
+        s = c;  c <- c + (mean of s over the nodes - s)
+
+    Conserved: the sum of c over the nodes. The result of the training is its mean, on all nodes. This is the tree of
+    Zhang (2016), "Distributed stochastic optimization for deep learning", arXiv:1605.02216, with averages on its upper
+    level.
+
     Parameters
     ----------
     every : int
         The number of steps of a rank from one of its exchanges to the next.
 
+    Attributes
+    ----------
+    nodes_every : int
+        The number of steps of each rank from one average of the nodes' centres to the next; not used on one node.
+
     Raises
     ------
     ValueError
-        If it is not a positive int.
+        If a number is not a positive int.
 
     Examples
     --------
@@ -40,11 +55,13 @@ class Centre(Rule, ABC):
     """
 
     engine = "centre"
+    nodes_every = 100
 
     every: int = 10
 
     def __post_init__(self) -> None:
         self._check_int("every", 1)
+        self._check_int("nodes_every", 1)
 
     def begin(self, x: np.ndarray, n_members: int) -> dict[str, Any]:
         """Return the state of a rank at the beginning of the training.
@@ -54,7 +71,7 @@ class Centre(Rule, ABC):
         x : numpy.ndarray, shape (n,)
             The parameters, which are those of the centre.
         n_members : int
-            The number of ranks that share the centre.
+            The number of ranks that share the centre: those of the node.
 
         Returns
         -------
@@ -89,15 +106,17 @@ class ASGD(Centre):
 
     ``d = x - last; c <- c + scale d; x <- c; last <- c``. Dean et al. (2012), "Large scale distributed deep networks"
     (Downpour SGD), NIPS; as in Theano-MPI, arXiv:1605.08325. Conserved: the centre is x0 +
-    scale times the sum of all d.
+    scale times the sum of all d. On several nodes, see `Centre`.
 
     Parameters
     ----------
     every : int
         The number of steps of a rank between its exchanges.
     scale : float or None
-        The share of the change that the centre adds, in (0, 1]. ``None``: 1/n for n ranks. Downpour SGD has 1, which
-        often diverges with many ranks or many steps between exchanges.
+        The share of the change that the centre adds, in (0, 1]. ``None``: 1/n for n ranks of a node. Downpour SGD has
+        1, which often diverges with many ranks or many steps between exchanges.
+    nodes_every : int
+        The number of steps of each rank between two averages of the nodes' centres.
 
     Raises
     ------
@@ -113,6 +132,7 @@ class ASGD(Centre):
     """
 
     scale: float | None = None
+    nodes_every: int = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,16 +155,18 @@ class EASGD(Centre):
     """Elastic averaging SGD: a rank and the centre attract each other.
 
     ``d = alpha (x - c); x <- x - d; c <- c + d``. Zhang, Choromanska, LeCun (2015), "Deep learning with elastic
-    averaging SGD", arXiv:1412.6651. Each exchange conserves x + c.
+    averaging SGD", arXiv:1412.6651. Each exchange conserves x + c. On several nodes, see `Centre`.
 
     Parameters
     ----------
     every : int
         The number of steps of a rank between its exchanges.
     alpha : float or None
-        The share of the distance, in (0, 1]. ``None``: beta/n for n ranks.
+        The share of the distance, in (0, 1]. ``None``: beta/n for n ranks of a node.
     beta : float
-        The paper's beta, above 0 and at most the number of ranks; not used where alpha is given.
+        The paper's beta, above 0 and at most the number of ranks of a node; not used where alpha is given.
+    nodes_every : int
+        The number of steps of each rank between two averages of the nodes' centres.
 
     Raises
     ------
@@ -160,6 +182,7 @@ class EASGD(Centre):
 
     alpha: float | None = None
     beta: float = 0.9
+    nodes_every: int = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,7 +219,7 @@ class EAMSGD(EASGD):
 
     Parameters
     ----------
-    every, alpha, beta : int, float or None, float
+    every, alpha, beta, nodes_every : int, float or None, float, int
         As in `EASGD`.
     momentum : float
         The momentum of the step, in [0, 1), for the program and for messages; the exchange does not use it.
@@ -209,7 +232,7 @@ class EAMSGD(EASGD):
     Examples
     --------
     >>> synk.rules.EAMSGD(every=10, momentum=0.5).name
-    'EAMSGD(every=10, alpha=None, beta=0.9, momentum=0.5)'
+    'EAMSGD(every=10, alpha=None, beta=0.9, nodes_every=100, momentum=0.5)'
     """
 
     momentum: float = 0.9
@@ -228,15 +251,28 @@ class Gossip(Rule, ABC):
     sent, and the weight is not split. Before each step a rank merges all messages that have arrived. At the end of the
     training all messages are merged. The weights are 1/n for n ranks at the beginning.
 
+    On several nodes, ranks send to others of their node. Each time that their nodes have begun ``nodes_every`` steps
+    for each of their ranks, whichever ranks make these steps, the node leaders wait for each other, and exchange for
+    their nodes: each keeps the first weight of `split`, sends the second one, w', and all leaders merge one message::
+
+        w_nodes = mean of w' over the nodes;  x_nodes = mean of w' x over the nodes / w_nodes
+
+    Conserved, as by messages between two ranks: the sums of w and of w x.
+
     Parameters
     ----------
     probability : float
         The probability to send after a step, in (0, 1].
 
+    Attributes
+    ----------
+    nodes_every : int
+        The number of steps of each rank from one exchange between nodes to the next; not used on one node.
+
     Raises
     ------
     ValueError
-        If it is not in that range.
+        If a setting is not in its range.
 
     Examples
     --------
@@ -248,11 +284,13 @@ class Gossip(Rule, ABC):
     """
 
     engine = "gossip"
+    nodes_every = 100
 
     probability: float = 0.01
 
     def __post_init__(self) -> None:
         self._check_number("probability", "(0, 1]")
+        self._check_int("nodes_every", 1)
 
     def split(self, weight: float) -> tuple[float, float]:
         """Return the weights that a sender keeps and sends: two halves.
@@ -302,23 +340,27 @@ class GoSGD(Gossip):
         x <- (w x + w' x') / (w + w');  w <- w + w'
 
     Blot, Picard, Cord, Thome (2016), "Gossip training for deep learning", arXiv:1611.09726. Conserved, messages on
-    their way included: the sum of w, which is 1, and the sum of w x.
+    their way included: the sum of w, which is 1, and the sum of w x. On several nodes, see `Gossip`.
 
     Parameters
     ----------
     probability : float
         The probability to send after a step, in (0, 1].
+    nodes_every : int
+        The number of steps of each rank between two exchanges of the node leaders.
 
     Raises
     ------
     ValueError
-        If it is not in that range.
+        If a setting is out of range.
 
     Examples
     --------
     >>> synk.rules.GoSGD(probability=0.1).merge(np.array([1.0]), 0.25, np.array([4.0]), 0.5)
     (array([3.]), 0.75)
     """
+
+    nodes_every: int = 100
 
     def merge(self, x: np.ndarray, weight: float, other: np.ndarray, other_weight: float) -> tuple[np.ndarray, float]:
         """Return the average with the message, weighted by the weights, and the sum of the weights."""

@@ -152,6 +152,89 @@ def _centre(rule, gradient_step, x, n_steps, order):
     return run
 
 
+def replay_centres(rule, gradient_step, x0, nodes, steps, order):
+    """Return the mean of the nodes' centres, and their sum after each average less that before it.
+
+    ``nodes`` has the node of each rank, ``steps`` the number of steps of each, and ``order`` the recorded order of
+    exchanges on each node, as `Run.order`. The nodes' centres are averaged where all of them have sent theirs.
+    """
+    n_nodes = 1 + max(nodes)
+    x, made = [x0.copy() for _ in nodes], [0] * len(nodes)
+    states = [rule.begin(x0.copy(), nodes.count(node)) for node in nodes]
+    centres, sent, merged = [x0.copy() for _ in range(n_nodes)], [[] for _ in range(n_nodes)], [0] * n_nodes
+    left = [[one for one in order if nodes[one[1]] == node] for node in range(n_nodes)]
+    changes = {}
+
+    def advance(rank, until):
+        while made[rank] < until:
+            made[rank] += 1
+            x[rank] = gradient_step(rank, x[rank], made[rank])
+
+    while any(left):
+        before = sum(map(len, left))
+        for node, events in enumerate(left):
+            while events:
+                _, rank, kind, step, _ = events[0]
+                number = merged[node]
+                if kind == "merge" and any(len(one) <= number for one in sent):
+                    break  # another node has not sent its centre yet
+                advance(rank, step)
+                if kind == "meet":
+                    x[rank], centres[node] = rule.meet(x[rank], centres[node], states[rank])
+                elif kind == "send":
+                    sent[node].append(centres[node].copy())
+                else:
+                    change = np.mean([one[number] for one in sent], axis=0) - sent[node][number]
+                    centres[node] = centres[node] + change
+                    changes[number] = changes.get(number, 0) + change
+                    merged[node] += 1
+                del events[0]
+        assert sum(map(len, left)) < before, "an average was not made on all nodes"
+    assert len(set(merged)) == 1 and made == steps
+    return np.mean(centres, axis=0), [changes[number] for number in sorted(changes)]
+
+
+def replay_gossip(rule, gradient_step, x0, nodes, steps, order):
+    """Return the mean of the parameters of ranks on several nodes by their weights, and the weights.
+
+    The arguments are those of `replay_centres`. Messages on their way at the end are merged.
+    """
+    x, made, weights, slots = [x0.copy() for _ in nodes], [0] * len(nodes), [1 / len(nodes)] * len(nodes), {}
+    n_nodes = 1 + max(nodes)
+    left = [[one for one in order if nodes[one[1]] == node] for node in range(n_nodes)]
+
+    def advance(rank, until):
+        while made[rank] < until:
+            made[rank] += 1
+            x[rank] = gradient_step(rank, x[rank], made[rank])
+
+    while any(left):
+        for events in left:
+            while events and events[0][2] != "nodes":
+                _, rank, kind, step, other = events.pop(0)
+                advance(rank, step)
+                assert nodes[rank] == nodes[other]
+                if kind == "send":
+                    weights[rank], sent = rule.split(weights[rank])
+                    slots[rank, other] = x[rank].copy(), sent
+                else:
+                    x[rank], weights[rank] = rule.merge(x[rank], weights[rank], *slots.pop((other, rank)))
+        if any(left):
+            exchanges = [events.pop(0) for events in left]
+            for _, rank, _, step, _ in exchanges:
+                advance(rank, step)
+            leaders = [rank for _, rank, *_ in exchanges]
+            kept, sent = zip(*(rule.split(weights[rank]) for rank in leaders))
+            weight = float(np.mean(sent))
+            mean = np.mean([w * x[rank] for w, rank in zip(sent, leaders)], axis=0) / weight
+            for own, rank in zip(kept, leaders):
+                x[rank], weights[rank] = rule.merge(x[rank], own, mean, weight)
+    for rank, n_steps in enumerate(steps):
+        advance(rank, n_steps)
+    assert not slots
+    return sum(w * one for w, one in zip(weights, x)) / sum(weights), weights
+
+
 def gossip_order(rule, n_ranks, n_steps, rng, slow=None):
     """Return a random order of gossip, as ``("send" or "merge", rank, steps made by the rank, other rank)``.
 

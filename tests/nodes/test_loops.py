@@ -131,23 +131,16 @@ def test_groups_of_one_node():
     assert lines == ["[[True, True, False, False], [True, True, False, False], [True, True, True, True]]"]
 
 
-def test_what_needs_one_node_is_refused():
-    lines = run(
-        """
-        for rule in (rules.EASGD(), rules.GoSGD()):
-            try:
-                train(rule, epochs=1)
-            except ValueError as error:
-                print("one node" in str(error))
-        synk.close()
-        """,
-        ranks=(1, 1),
-    )
-    assert lines == ["True", "True"]
+INTERRUPTED = [
+    rules.LocalSGD(every=5),
+    rules.Outer(every=5, delay=3, merge="delta"),
+    rules.EASGD(every=1, nodes_every=2),
+    rules.GoSGD(0.5, nodes_every=2),
+]
 
 
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 2)], ids=str)
-@pytest.mark.parametrize("rule", [rules.LocalSGD(every=5), rules.Outer(every=5, delay=3, merge="delta")], ids=str)
+@pytest.mark.parametrize("rule", INTERRUPTED, ids=str)
 def test_ctrl_c(ranks, rule):
     lines = run(
         f"""
@@ -157,7 +150,8 @@ def test_ctrl_c(ranks, rule):
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
             began = time.monotonic()
             run = train(rule, epochs=10**6)
-            print(run.interrupted, min(run.steps) > 0, time.monotonic() - began < seconds + 5)
+            some = max if rule.engine in ("centre", "gossip") else min  # a rank may find all batches taken
+            print(run.interrupted, some(run.steps) > 0, time.monotonic() - began < seconds + 5)
         print(train(rule, epochs=1).interrupted)
         synk.close()
         """,
@@ -166,8 +160,9 @@ def test_ctrl_c(ranks, rule):
     assert lines == ["True True True"] * 2 + ["False"]
 
 
+@pytest.mark.parametrize("rule", INTERRUPTED, ids=str)
 @pytest.mark.parametrize("which", ["on the controller's node", "on the other node"])
-def test_a_worker_is_killed_and_replaced(which):
+def test_a_worker_is_killed_and_replaced(which, rule):
     lines = run(
         f"""
         class Dies:
@@ -176,18 +171,18 @@ def test_a_worker_is_killed_and_replaced(which):
                     if rank == {1 if "controller" in which else 3} and step == 20:
                         os.kill(os.getpid(), signal.SIGKILL)
                     yield X[:4], Y[:4]
-        rule = rules.LocalSGD(every=3)
+        rule = rules.{rule!r}
         try:
             synk.loop(f, Dies(), params=[w], batch_size=4, steps=50, rule=rule)
         except synk.WorkerRestarted as error:
             print(error.ranks)
-        print(train(rule, epochs=1).steps)
+        print(sum(train(rule, epochs=1).steps))
         synk.close()
         """,
         ranks=(2, 2),
         RESTART="1",
     )
-    assert lines == [f"({1 if 'controller' in which else 3},)", "[9, 9, 9, 9]"]
+    assert lines == [f"({1 if 'controller' in which else 3},)", "36"]
 
 
 def test_a_loop_is_resumed_on_several_nodes(tmp_path):

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from synkhronos._multinode.votes import Votes
+from synkhronos._multinode.node_messages import Votes
 
 PLACE = 3, 0
 
