@@ -79,12 +79,13 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
     cores = count_cores()
     parts = [
         *_packages(search_path, answers, engine),
+        *_theano(),
         *_device(record.get("device", ""), environment),
         *compiling,
         *blas_parts(answers["engine"], working, prepared, openblas, engine),
         Part("cpu", "cores", OK, f"{cores} of {os.cpu_count()}"),
         _judged(room, where),
-        *_costs(environment),
+        *_costs(environment, f"; {engine.title} ", f"; Synkhronos {version}"),
     ]
     devices: list[Device] = []
     if gpus_too:
@@ -101,6 +102,13 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
     return Report(version, engine.title, parts, devices, changed, cores, room)
 
 
+def _theano() -> list[Part]:
+    """Return a part for Theano where it cannot be installed."""
+    if sys.version_info < (3, 12):
+        return []
+    return [Part("cpu", "Theano", OPTIONAL, note="scripts for Theano, Lasagne or Keras need Python 3.9 to 3.11")]
+
+
 def _device(name: str, environment: Mapping[str, str]) -> list[Part]:
     """Return a part for a device of Theano's old GPU backend, with which Theano 1.0 cannot be imported."""
     if not name.startswith("gpu"):
@@ -110,10 +118,13 @@ def _device(name: str, environment: Mapping[str, str]) -> list[Part]:
     return [Part("cpu", "device", UNUSABLE, name, "", note, "export THEANO_FLAGS=device=cpu")]
 
 
-def _costs(environment: Mapping[str, str]) -> list[Part]:
-    """Return a part for each entry with measured costs, by which exact functions choose their plans."""
+def _costs(environment: Mapping[str, str], backend: str, version: str) -> list[Part]:
+    """Return a part for each entry with measured costs, by which exact functions choose their plans.
+
+    Entries of other backends and versions, whose names do not contain both strings, are left out.
+    """
     path = path_of_store(environment)
-    machines = Store(path).machines()
+    machines = {name: one for name, one in Store(path).machines().items() if backend in name and version in name}
     if not machines:
         return [
             Part("cpu", "costs of calls", OK, "not measured yet: the first call of an exact function does it", path)

@@ -11,12 +11,15 @@ import psutil
 import pytest
 from backend import theano_only
 from fake_cuda_libraries import CC, build_driver, build_wheels
+from made_up_costs import CONSTANTS
 from scripts import ROOT, launch
 
+import synkhronos as synk
 from synkhronos import _backends
 from synkhronos._cli import report as remedies
 from synkhronos._cli.devices import ENGINES, OPTIONAL_PACKAGES
 from synkhronos._cli.info import examine
+from synkhronos._costs import Store
 
 BACKEND = ENGINES[_backends.engine]
 
@@ -47,6 +50,25 @@ class TestInfo:
         speed = r"kernels: \d+ GFLOP/s on one core, \d+% of what its vector units can do"
         n_linked = 1 + ("linked by" in done.stdout)  # NumPy's, and the backend's
         assert len(re.findall(speed, done.stdout)) == n_linked
+
+    def test_measured_costs_of_other_backends_and_versions_are_left_out(self, tmp_path):
+        path, version = tmp_path / "costs.json", synk.__version__
+        title = f"{BACKEND.title} 1"
+        for of in (
+            f"{title}; linker auto; Synkhronos {version}",
+            f"{title}; Synkhronos 0",
+            f"Other 1; Synkhronos {version}",
+        ):
+            Store(str(path)).put("machines", f"processor; {of}", value=CONSTANTS)
+        report = json.loads(launch("info", "--json", cache=tmp_path, check=True, SYNKHRONOS_COSTS=str(path)).stdout)
+        (costs,) = [part for part in report["parts"] if part["name"] == "costs of calls"]
+        assert f"{title}; linker auto" in costs["note"]
+
+    @pytest.mark.skipif(sys.version_info < (3, 12), reason="Theano runs on this Python")
+    def test_where_theano_cannot_be_installed(self, tmp_path):
+        report = json.loads(launch("info", "--json", cache=tmp_path, check=True).stdout)
+        (theano,) = [part for part in report["parts"] if part["name"] == "Theano"]
+        assert theano["state"] == "optional" and "Python 3.9 to 3.11" in theano["note"]
 
     def test_a_machine_without_a_gpu(self, tmp_path):
         if os.path.exists("/proc/driver/nvidia/version"):
