@@ -239,6 +239,10 @@ class _Loop:
         self._groups = {"all": [range(session.n_ranks)], "node": session.nodes}.get(self._together or "", [])
         self._function, self._scattered, rest, self._takes_rows = f.local(session, together=is_together)
         self._modes = f.output_modes
+        if is_together and not all(mode is None or mode in COMBINE for mode in self._modes):
+            raise TypeError(
+                f"{f!r} has outputs with the ops {self._modes}; expected None or one of {', '.join(COMBINE)}"
+            )
         self._batches = cloudpickle.dumps(inputs) if callable(inputs) else None
         self._data = [] if callable(inputs) else self._arrays(inputs)
         self._n_rows = None if callable(inputs) else length_of(self._data)
@@ -249,6 +253,8 @@ class _Loop:
         self._others = [var for var in rest if _graph.is_tensor_variable(var) and np.dtype(var.dtype).kind == "f"]
         self._changed = [*variables, *rest]
         self._saved_keys = session.keys(self._changed)
+        own = f._graph.own_states if self._together == "node" and isinstance(f, ExactFunction) else self._changed
+        self._streams = [var for var in self._changed if is_random_state(var) and not any(var is one for one in own)]
         self._of_others = others
         self._about = {
             "rule": name,
@@ -364,11 +370,13 @@ class _Loop:
                     broadcast([*self._variables, *self._others])
                 session.replica_check.note_parts([*self._variables, *self._others], are_parts=False)
             finally:
-                self._discard()
+                self._discard(is_whole=not drop)
 
-    def _discard(self) -> None:
-        """Have the ranks forget the loop, and free its memory."""
+    def _discard(self, is_whole: bool = False) -> None:
+        """Have the ranks forget the loop, and free its memory; ``is_whole``: all ranks have made as many steps."""
         self._is_open = False
+        if not is_whole:
+            self._session.stale.add(self._streams)  # of exact steps, which must be equal on all ranks
         self._session.replica_check.note_loop(self._changed, begins=False)
         kept, self._data, self._memory = [*self._data, self._memory], [], None
         with contextlib.suppress(SynkhronosError):  # the exception that has ended the loop says more
@@ -443,7 +451,7 @@ class _Loop:
         in_nodes = self._together == "node"
         if saved.n_ranks != self._session.n_ranks or saved.about.get("in_nodes", False) != in_nodes:
             return False
-        is_alike = isinstance(self._rule, Average) and not in_nodes  # otherwise, the ranks of a node share something
+        is_alike = self._rule.engine in ("average", "none") and not in_nodes  # otherwise, ranks of a node share some
         return is_alike or saved.about.get("nodes", [saved.n_ranks]) == [*self._session.sizes]
 
     def _choose_delay(self, run: Run, records: Sequence[Records], n_steps: int) -> None:

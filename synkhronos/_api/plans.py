@@ -54,7 +54,7 @@ from synkhronos._utils.display import html_table, progress, public_names
 from synkhronos._utils.interrupts import let_interrupts_pass
 from synkhronos._utils.resources import busy
 from synkhronos.errors import SessionError
-from synkhronos.rules import BSP, Average, Centre
+from synkhronos.rules import BSP, Average, Centre, Hierarchical
 from synkhronos.rules import Rule as TrainingRule
 
 #: Assumed seconds of a message without bytes if only the bandwidth of a link is given: TCP between two hosts.
@@ -328,6 +328,11 @@ def plan(
         )
     target = Target(session, f, inputs, named, params)
     given = target.rule if rule is None else rule
+    if rule is None and given == "local":
+        raise ValueError(
+            f"rule is 'local' of {target.name}, whose delay is chosen by measured times; expected also rule, such as "
+            'rule="delayed:20"'
+        )
     kinds = [_rule_of(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
     batches = _numbers("batch", batch, [target.n_rows])
     sizes = sizes_between(math.ceil(min(batches) / (max(every_ranks) * max(every_nodes))), max(batches))
@@ -341,7 +346,7 @@ def plan(
         with progress("measuring", 3) as work, target.prepared(), restored(session, target.updated):
             workload = measure_function(session, target, sizes, work)
             workload, overlap = measure_overlap(session, target, workload, sizes)
-            cluster = measure_machine(session, target, workload, sizes, link)
+            cluster = measure_machine(session, target, workload, sizes, link if session.is_on_one_node else None)
             work.done += 1
             checks = []
             if not target.is_local and kinds[0].kind == "bsp":
@@ -349,7 +354,11 @@ def plan(
             work.done += 1
     finally:
         session.replica_check.every = every
-    measured_here, assumed = cluster, list[str]()
+    if link is not None:
+        cluster = replace(cluster, link=link)
+    steps = target.local(workload)
+    is_exact = kinds[0].kind == "bsp" and not target.is_local
+    measured_here, assumed = (workload if is_exact else steps, cluster), list[str]()
     if there is not None and here is not None:
         workload, cluster, assumed = _on_machine(target, workload, cluster, here, there)
     cluster = replace(cluster, slow=tuple(slow))
@@ -359,9 +368,13 @@ def plan(
     first, kind = rules[0]
     sentence = verdict(first, cluster, nodes=every_nodes, ranks=max(every_ranks), batch=max(batches), rule=kind)
     is_given = line is not None
-    notes = [f"Function: {target.name}", *_notes(first, measured_here, sizes, n_local, n_nodes, is_given=is_given)]
+    notes = [f"Function: {target.name}", *_notes(*measured_here, sizes, n_local, n_nodes, is_given=is_given)]
     if overlap and max(every_nodes) > 1 and kind.kind == "bsp":
         notes.append(overlap)
+    if not target.is_local and any(one.kind != "bsp" for one in kinds):
+        notes.append(
+            "Assumed: between the averages of a training rule, each rank makes steps alone, also within a node"
+        )
     notes += [*assumed, *_notes_on_delays(table)]
     if max(every_ranks) > n_local:
         what = "exchange within a node and contention are" if there is None else "exchange within a node is"
@@ -384,6 +397,10 @@ def plan(
 
 def _speeds_here(session: Session, n_local: int) -> Speeds:
     """Return the speeds of this machine, which are measured if the file of costs does not have them."""
+    if not session.is_on_one_node:
+        raise SessionError(
+            "plan: machine and machine_out need a session on one node, because they describe one machine"
+        )
     if session.costs is None:
         session.costs = measured(session, importlib.metadata.version("synkhronos"), function)
         session.trim()
@@ -404,8 +421,12 @@ def _check_counted(target: Target, there: Speeds) -> None:
     if not there.seconds(works[0]):
         raise ValueError(
             f"got {target.name}, of which no operation can be counted; expected matrix products, convolutions or "
-            "elementwise operations, by which its times are scaled to another machine"
+            f"elementwise operations, by which its times are scaled to another machine{_reason(works[0])}"
         )
+
+
+def _reason(work: Work) -> str:
+    return f" (not counted: {', '.join(work.unknown)})" if work.unknown else ""
 
 
 def _on_machine(
@@ -434,6 +455,8 @@ def _on_machine(
         f"Assumed, not measured: a machine with {there}",
         f"Its times are those of this machine, multiplied by the ratio of both rooflines; this one has {here}",
     ]
+    if workload.operands:
+        notes.append("Gradients are assumed to exist after the same parts of a step as on this machine")
     unknown = sorted({name for some in works for work in some for name in work.unknown})
     if unknown:
         notes.append(f"Not counted, and assumed to be scaled like the rest: {', '.join(unknown)}")
@@ -489,9 +512,12 @@ def _rule_of(given: Any) -> Rule:
     if given is None or isinstance(given, BSP):
         return Rule()
     if isinstance(given, Average):
-        return Rule("delayed" if given.delay else "local", given.every, given.delay or None)
+        period = given.every
+        if isinstance(given, Hierarchical):  # only averages of all ranks use the link
+            period = next((one for one, group in given.periods.items() if group == "all"), period)
+        return Rule("delayed" if given.delay else "local", period, given.delay or None)
     if isinstance(given, Centre):
-        return Rule("centre", given.every)
+        return Rule("centre", given.every, nodes_every=given.nodes_every)
     if isinstance(given, TrainingRule):
         raise ValueError(f"rule is {given!r}; expected BSP, an average or a centre, because gossip has no model")
     kind, _, every = str(given).partition(":")

@@ -19,7 +19,7 @@ from synkhronos._api.checks import arrange
 from synkhronos._api.data_arrays import Data
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
-from synkhronos._collectives import LEAST_EARLY
+from synkhronos._collectives import LEAST_EARLY, PIECE_BYTES, SHARED_BYTES
 from synkhronos._costs import (
     Cluster,
     Curve,
@@ -357,7 +357,8 @@ def _measured_rows(
     rounds = list(zip(*_in_rounds(measure, _OF_FUNCTION)))  # of each size
     deviations = []
     for some in rounds:
-        ratios = [one / statistics.median(found) - 1 for found in some for one in found]
+        of_rounds = some if max(map(len, some)) > 1 else [[one for found in some for one in found]]
+        ratios = [one / statistics.median(found) - 1 for found in of_rounds for one in found]
         deviations.append(_MAD * statistics.median(map(abs, ratios)))
     return fit_row_times(sizes, list(map(_typical, rounds))), statistics.median(deviations)
 
@@ -419,7 +420,12 @@ def measure_overlap(session: Session, target: Target, workload: Workload, sizes:
     if not all(of_sizes):
         return workload, f"{assumed}no times of single Apply nodes show it"
     rows = tuple(map(float, some))
-    operands = tuple(Operand(of_one[-1][1], rows, tuple(until for until, _ in of_one)) for of_one in zip(*of_sizes))
+    operands = _together(
+        [Operand(of_one[-1][1], rows, tuple(until for until, _ in of_one)) for of_one in zip(*of_sizes)],
+        workload.n_bytes,
+    )
+    if len(operands) == 1:
+        return workload, f"{assumed}they are exchanged in one piece"
     in_slices = getattr(graph, "slices", None) is not None
     large = [one for one in operands if one.part >= _LARGE] or operands
     text = (
@@ -429,6 +435,21 @@ def measure_overlap(session: Session, target: Target, workload: Workload, sizes:
     if in_slices:
         text += ", and with the last if a node has several ranks, which make large updates by slices"
     return replace(workload, operands=operands, in_slices=in_slices), text
+
+
+def _together(operands: Sequence[Operand], n_bytes: float) -> tuple[Operand, ...]:
+    """Join consecutive small operands, which nodes exchange in one piece when the last of them exists."""
+    found: list[Operand] = []
+    room = 0.0  # bytes that still fit into the last piece
+    for one in operands:
+        size = one.part * n_bytes
+        if size <= min(room, SHARED_BYTES):
+            found[-1] = replace(one, part=found[-1].part + one.part)
+            room -= size
+        else:
+            found.append(one)
+            room = PIECE_BYTES - size if size <= SHARED_BYTES else 0.0
+    return tuple(found)
 
 
 def _within_node(session: Session) -> Curve:

@@ -1,5 +1,6 @@
 """Reductions of arrays over ranks, and the transports that move arrays between ranks."""
 
+from synkhronos._collectives.buckets import PIECE_BYTES, SHARED_BYTES
 from synkhronos._collectives.hierarchical import LEAST_EARLY, make_transport
 from synkhronos._collectives.nccl import (
     DeviceAccumulator,

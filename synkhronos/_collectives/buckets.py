@@ -106,10 +106,10 @@ def reduced(way: Algorithm, brought: Sequence[np.ndarray], result: np.ndarray) -
 
 # All sizes are bytes of one leader's contribution.
 _SMALL_BYTES = 8 * 1024  # limit on the total size of the arrays that are sent with the votes
-_SHARED_BYTES = 256 * 1024  # larger arrays do not share a piece, because that takes a copy
+SHARED_BYTES = 256 * 1024  # larger arrays do not share a piece, because that takes a copy
 _PIECES = 4  # pieces of a large array, so that ranks reduce one piece while another is sent
 _LEAST_BYTES = 1 << 20  # smallest piece of an array that is split, because each piece has a fixed cost
-_PIECE_BYTES = 3 << 20  # largest piece, because a leader does not send while its node reduces
+PIECE_BYTES = 3 << 20  # largest piece, because a leader does not send while its node reduces
 
 
 class Bucket(NamedTuple):
@@ -199,13 +199,13 @@ def divide(parts: Sequence[Undivided], are_small: Sequence[bool] | None = None) 
         elif isinstance(how, list):
             pieces.append([part])
             room = 0
-        elif n_bytes <= min(room, _SHARED_BYTES) and how.name == name:
+        elif n_bytes <= min(room, SHARED_BYTES) and how.name == name:
             pieces[-1].append(part)
             room -= n_bytes
         else:
-            of_one = min(max(n_bytes // _PIECES, _LEAST_BYTES), _PIECE_BYTES)
+            of_one = min(max(n_bytes // _PIECES, _LEAST_BYTES), PIECE_BYTES)
             pieces += [[part.cut(slice(*some.bounds))] for some in shares(array.size, -(-n_bytes // of_one))]
-            room = _PIECE_BYTES - n_bytes if n_bytes <= _SHARED_BYTES and max(how.rows) == 1 else 0
+            room = PIECE_BYTES - n_bytes if n_bytes <= SHARED_BYTES and max(how.rows) == 1 else 0
             name = how.name
     return small, pieces
 

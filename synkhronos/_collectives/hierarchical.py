@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _AGREED, _REFUSED = 0, 1
 _UNDER_WAY = 2  # pieces in flight between the nodes
 _IN_BACKGROUND = 1 << 34  # in signatures of reductions in the background
-_MESSAGES = 1 << 35  # signature of messages that are timed
+_MESSAGES = 1 << 36  # signature of messages that are timed
 LEAST_EARLY = 256 * 1024  # bytes of a reduction that begins before all of its arrays exist
 _MOST_PIECES = 1024  # of such a reduction, so that tags of messages differ
 

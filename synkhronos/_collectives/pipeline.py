@@ -511,9 +511,6 @@ def average_of_leaders(group: ProcessGroup, values: np.ndarray) -> np.ndarray:
             raise CollectiveAborted("another rank failed")
         check_nodes(group, silent)
 
-    def lend(what: str, size: int, dtype: np.dtype) -> np.ndarray:
-        return np.empty(size, dtype)
-
     before = timeline.switch(STRAGGLING)
     try:
         words = comm.vote(signature, [], check, between.fill_in)
@@ -521,7 +518,7 @@ def average_of_leaders(group: ProcessGroup, values: np.ndarray) -> np.ndarray:
         timeline.switch(before)
         for (part,) in pieces:
             assert part.out is not None
-            between.begin(part.array, part.out, lend)
+            between.begin(part.array, part.out, lend_new)
         for number in range(len(pieces)):
             between.finish(number + 1)
         comm.end_exchange(between.fill_in)

@@ -193,12 +193,14 @@ class Rule:
     kind : str
         ``"bsp"``: gradients are all-reduced in each step. ``"local"``: parameters are averaged after ``every`` steps.
         ``"delayed"``: the same, while further steps are computed. ``"centre"``: each rank meets the centre of its node
-        after ``every`` steps, and the nodes' centres are averaged in the background.
+        after ``every`` steps, and the nodes' centres are averaged after ``nodes_every`` steps.
     every : int
         Steps between exchanges; 1 for ``"bsp"``.
     delay : int or None
         Steps after which a delayed average is merged; less than ``every``. By default, as many as are needed so that no
         step waits, but less than ``every``.
+    nodes_every : int or None
+        With ``"centre"``: steps between two averages of the nodes' centres; by default ``every``.
 
     Raises
     ------
@@ -209,6 +211,7 @@ class Rule:
     kind: Literal["bsp", "local", "delayed", "centre"] = "bsp"
     every: int = 1
     delay: int | None = None
+    nodes_every: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind == "delayed" and self.every <= (1 if self.delay is None else self.delay):
@@ -441,11 +444,12 @@ def predict_step(
     undivided = contention * workload.compute(0, n_dividing) + command
     factors = (*cluster.slow[:n_ranks], *(1.0,) * (n_ranks - len(cluster.slow)))
     within, between = exchange_seconds(workload, cluster, nodes, ranks)
+    period = rule.nodes_every or rule.every  # of exchanges between nodes
     exchange = within + between
     if rule.kind == "centre":
         compute = slowest = n_ranks / sum(1 / (own * factor + command) for factor in factors)
         within = exchange_seconds(workload, cluster, 1, min(ranks, 2))[0]  # a rank and the centre
-        exposed = max(centre_step(compute, within, rule.every, ranks), between / rule.every) - compute
+        exposed = max(centre_step(compute, within, rule.every, ranks), between / period) - compute
         on_link = max(0.0, exposed - (centre_step(compute, within, rule.every, ranks) - compute))
     else:
         compute = own * statistics.fmean(factors) + command
@@ -462,7 +466,7 @@ def predict_step(
             exposed = seconds - slowest
             on_link = exposed * between / exchange if exchange else 0.0
     seconds = slowest + exposed
-    sent = bytes_sent(workload.n_bytes * WIRE_DTYPES[cluster.wire_dtype], nodes) / rule.every
+    sent = bytes_sent(workload.n_bytes * WIRE_DTYPES[cluster.wire_dtype], nodes) / period
     efficiency = workload.compute(batch) / (n_ranks * seconds)
     memory = workload.memory[0] + rows * workload.memory[1]
     return StepPrediction(

@@ -274,8 +274,8 @@ class Shipping:
                 yield ref, 0, rows
             for ref in (*command.scheduled, *(ref for _, ref in command.shared)):
                 yield ref, 0, None
-            if not command.number and command.exchange.memory is not None:  # zeros: each node then has its own content
-                yield command.exchange.memory, 0, None
+            if not command.number and command.exchange.memory is not None:  # each node fills it
+                yield command.exchange.memory, 0, np.empty(0, np.int64)
         elif isinstance(command, RestoreLoop):
             for rank in ranks:
                 yield command.states[rank], 0, None

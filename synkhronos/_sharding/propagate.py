@@ -217,6 +217,10 @@ def _package_of(op: Any, method: str) -> str:
     return str(getattr(function, "__module__", None) or _PURE[0]).split(".")[0]
 
 
+#: Operations that return elements of their first input, or all of them, without another value.
+_PARTS = ops.Reshape, ops.Subtensor, ops.Rebroadcast, ops.SpecifyShape
+
+
 class Propagation:
     """Propagation of placements through the user's graph; builds the sharded graph.
 
@@ -340,7 +344,7 @@ class Propagation:
     def _is_part_of_replicated(self, variable: Any) -> bool:
         """Return whether a variable is a slice, or has the elements, of one that has been made replicated."""
         node = variable.owner
-        if node is None or not isinstance(node.op, (ops.Reshape, ops.Subtensor)):
+        if node is None or not isinstance(node.op, _PARTS):
             return False
         return node.inputs[0] in self._replicated or self._is_part_of_replicated(node.inputs[0])
 

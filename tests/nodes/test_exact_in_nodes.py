@@ -189,7 +189,9 @@ def test_averages_go_on_while_the_ranks_of_a_node_have_collectives():
 def test_ctrl_c_and_an_error_of_a_step():
     lines = run(
         """
+        from backend import RandomStreams
         from deadline import wait_for
+        from synkhronos._backends import is_random_state
         from synkhronos._session import current
 
         made = current("test").loops[0]
@@ -204,6 +206,16 @@ def test_ctrl_c_and_an_error_of_a_step():
                 threading.Thread(target=interrupt, args=(after,)).start()
                 interrupted = train(kind, rules.Outer(every=6, delay=4), epochs=10**6)
                 print(interrupted.interrupted, min(interrupted.steps) > 0)
+        # nodes have made different numbers of steps, so their random states differ until they get the controller's
+        noise = RandomStreams(3).uniform(low=0.0, high=1.0, size=(2 * size, shape[0]))
+        draws = synk.function([x, y], noise.sum() + 0 * y.sum(), updates=[(w, w + (noise * x).sum())], exact=True)
+        made[1], stale, added = 0, current("test").stale, []
+        of_stale = stale.add
+        stale.add = lambda variables: (added.extend(variables), of_stale(variables))
+        threading.Thread(target=interrupt, args=(12,)).start()
+        stopped = train("exact", rules.LocalSGD(every=50), epochs=10**6, step=draws)
+        (stream,) = [var for var in draws.get_shared() if is_random_state(var)]
+        print(any(var is stream for var in added), stopped.interrupted)
         table = theano.shared(np.ones(3), "table")
         row = T.ivector("row")
         step = synk.function([row], w.sum(), updates=[(w, w + synk.averaged(table[row[0]]))])
@@ -219,7 +231,7 @@ def test_ctrl_c_and_an_error_of_a_step():
         synk.close()
         """
     )
-    assert lines == ["True True"] * 5 + ["equal"]
+    assert lines == ["True True"] * 6 + ["equal"]
 
 
 def test_what_is_refused():
@@ -229,7 +241,10 @@ def test_what_is_refused():
         def batches(rank, n_ranks, epoch, rng):
             yield X[:3], Y[:3]
         local = rules.LocalSGD(every=2)
+        update = w - rate * synk.averaged(grads["collectives"])
+        gathers = synk.function([x, y], (losses["collectives"], "gather"), updates=[(w, update)])
         for step, rule, inputs in (
+            (gathers, local, [X, Y]),
             (steps["exact"], rules.EASGD(), [X, Y]),
             (steps["collectives"], rules.EASGD(), [X, Y]),
             (steps["exact"], rules.Hierarchical(), [X, Y]),
@@ -251,7 +266,16 @@ def test_what_is_refused():
     )
     *messages, exchanges = lines
     exact, collectives = "needs a function of synkhronos.function without exact=True", "a function without collectives"
-    expected = [exact, "works on one node only", exact, collectives, exact, collectives, *["rule is 'local' for"] * 2]
+    expected = [
+        "has outputs with the ops",
+        exact,
+        collectives,
+        exact,
+        collectives,
+        exact,
+        collectives,
+        *["rule is 'local' for"] * 2,
+    ]
     assert len(messages) == len(expected)
     for message, words in zip(messages, expected):
         assert words in message

@@ -20,7 +20,7 @@ PRELUDE = f"""
     import synkhronos._collectives.buckets as parts_of_collectives
     import synkhronos._session.lifecycle as lifecycle
     piece = int(os.environ["PIECE"])
-    parts_of_collectives._PIECE_BYTES, parts_of_collectives._SHARED_BYTES = piece, piece // 2
+    parts_of_collectives.PIECE_BYTES, parts_of_collectives.SHARED_BYTES = piece, piece // 2
     sizes = [int(size) for size in os.environ["RANKS"].split()]
     exchange = os.environ.get("EXCHANGE") or None
     own, find_devices = sizes[int(os.environ["PMI_RANK"])], lifecycle.find_free_devices

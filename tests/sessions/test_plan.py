@@ -163,6 +163,23 @@ def test_exact_steps_exchange_each_gradient_once(forked, rule):
     assert sorted(one.n_bytes for one in step.function.partition) == [8, 3 * 8]
 
 
+def test_exact_steps_exchange_gradients_with_an_axis_of_length_1_once(forked):
+    forked(2)
+    x, y, w = T.dmatrix("x"), T.dvector("y"), theano.shared(np.ones((3, 1)), "w")
+    loss = T.mean((x.dot(w)[:, 0] - y) ** 2)
+    step = train.make_train_function(loss, [w], x, y, "nesterov_momentum", learning_rate=0.1, exact=True)
+    step(X, TARGETS)
+    assert sorted(one.n_bytes for one in step.function.partition) == [8, 3 * 8]
+
+
+def test_a_rule_that_chooses_its_delay_has_no_model(forked):
+    forked(1)
+    inputs, loss, (w, _) = regression()
+    step = train.make_train_function(loss, [w], *inputs, "sgd", learning_rate=0.1, rule="local")
+    with pytest.raises(ValueError, match=r"rule is 'local' of .*; expected also rule, such as rule=.delayed:20."):
+        synk.plan(step, X, TARGETS)
+
+
 def test_rules_and_hyperparameters(forked):
     forked(2)
     inputs, loss, (w, _) = regression()
@@ -218,8 +235,8 @@ def test_times_of_apply_nodes_show_when_gradients_exist(forked, ranks):
     assert (vm.time_thunks, vm.call_times, vm.call_counts) == before
     for w, value in zip(f.get_shared(), values):
         np.testing.assert_array_equal(w.get_value(), value)
-    *_, later, last = operands = table._workload.operands
-    assert [round(720_008 * one.part) for one in operands] == [8, 240_000, 480_000], "the loss is first"
+    later, last = operands = table._workload.operands
+    assert [round(720_008 * one.part) for one in operands] == [240_008, 480_000], "the loss is in the first piece"
     assert len(last.rows) >= 3
     for one, other in zip(later.until, last.until):
         assert 0 < one < other <= 1
@@ -302,7 +319,7 @@ def test_this_machine_by_its_own_numbers_is_no_other_machine(same_measurements, 
     assert "Assumed, not measured: a machine with 2 cores, each with 16 GFLOP/s of float32, 16 GFLOP/s of" in text
     assert "Error of the model of the machine that was measured at 2 measured sizes" in text
     assert "Not counted, and assumed to be scaled like the rest: " in text, "random numbers"
-    assert "Assumed" not in str(here)
+    assert "Assumed, not measured" not in str(here)
 
 
 def test_a_machine_of_half_the_arithmetic_computes_twice_as_long(same_measurements, tmp_path):
@@ -318,6 +335,8 @@ def test_a_machine_of_half_the_arithmetic_computes_twice_as_long(same_measuremen
     one, other = (table.table.at(1, 2, 48) for table in (here, there))
     close(other.compute - one.compute, here._cluster.contention.at(2) * here._workload.compute(24), 1e-6)
     close(other.exposed, one.exposed, 1e-6)
+    measured = [re.search(r"one rank takes .*, ([\d.]+) ms with .*, 48 rows", str(table))[1] for table in (here, there)]
+    assert measured[0] == measured[1], "the times of the other machine are not measured"
     with pytest.raises(ValueError, match="got a machine with products of float32; expected also float64, which"):
         synk.plan(f, X, TARGETS, machine={**numbers, "products": {"float32": 1e9}})
 

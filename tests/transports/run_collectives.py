@@ -47,7 +47,7 @@ def fork_on_nodes(nodes, way):
     if way == "votes":
         parts._SMALL_BYTES = 1 << 20
     else:
-        parts._SMALL_BYTES, parts._SHARED_BYTES, parts._LEAST_BYTES = 0, 16, 64
+        parts._SMALL_BYTES, parts.SHARED_BYTES, parts._LEAST_BYTES = 0, 16, 64
     ways, divide = [], hierarchical.divide
 
     def record(collective, are_small):

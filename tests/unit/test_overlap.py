@@ -6,6 +6,7 @@ import pytest
 from backend import T, theano
 
 from synkhronos import averaged
+from synkhronos._api.step_measurements import _together
 from synkhronos._backends import Mode, ops, timed_machine
 from synkhronos._costs.kernels import Operand, RowTimes
 from synkhronos._costs.predict import Cluster, Link, Workload, from_first, link_through, overlapped, predict_step
@@ -38,6 +39,19 @@ def test_gradients_are_exchanged_one_after_the_other():
 def test_when_gradients_exist_depends_on_rows():
     one = Operand(0.5, (10.0, 30.0), (0.2, 0.6))
     assert [one.at(rows) for rows in (1, 10, 20, 30, 99)] == pytest.approx([0.2, 0.2, 0.4, 0.6, 0.6])
+
+
+def test_small_gradients_are_exchanged_in_one_piece():
+    """Those of up to 256 KiB share a piece of up to 3 MiB, which begins when the last of them exists."""
+    parts = [0.25, 0.5, 0.125, 0.125]
+    given = [Operand(part, (1.0,), (k / 10,)) for k, part in enumerate(parts)]
+    assert [(one.part, one.until) for one in _together(given, 4 << 18)] == [
+        (0.25, (0.0,)),
+        (0.5, (0.1,)),
+        (0.25, (0.3,)),
+    ]
+    assert [(one.part, one.until) for one in _together(given, 1 << 18)] == [(1.0, (0.3,))]
+    assert len(_together([Operand(1 / 16, (1.0,), (0.5,))] * 16, 4 << 20)) == 2
 
 
 def test_a_gradient_that_is_ready_early_hides_exchange():

@@ -282,6 +282,12 @@ def test_ranks_wait_for_a_slow_one():
     assert step.limit == "waiting for the slowest rank"
 
 
+def test_centres_of_nodes_are_averaged_in_other_steps_than_those_of_ranks():
+    steps = [predict_step(WORKLOAD, CLUSTER, 2, 1, 40, Rule("centre", 10, nodes_every=n)) for n in (None, 10, 100)]
+    assert steps[0].link_bytes == steps[1].link_bytes == pytest.approx(10 * steps[2].link_bytes)
+    assert steps[0].seconds == steps[1].seconds > steps[2].seconds
+
+
 def test_no_rank_waits_for_a_slow_one_at_a_centre():
     cluster = replace(CLUSTER, slow=(5.0,))
     step = predict_step(WORKLOAD, cluster, 1, 4, 160, Rule("centre", 10))
