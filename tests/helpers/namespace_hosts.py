@@ -102,18 +102,23 @@ class Hosts:
     """
 
     def __init__(self, n, ahead=()):
-        self._tag = f"{os.getpid()}{next(_LETTERS)}"
+        self._name()
         self.names = [f"host{chr(ord('a') + i)}" for i in range(n)]
-        self._bridge = f"sb{self._tag}"
         self._ahead = ahead
         self._spaces = ["--net", "--uts", "--ipc", "--mount", *(["--time"] if ahead else [])]
         self._keepers = []  # a process in each host that keeps its namespaces alive
         self._jobs = []
 
+    def _name(self):
+        self._tag = f"{os.getpid()}{next(_LETTERS)}"
+        self._bridge = f"sb{self._tag}"
+
     def __enter__(self):
         self._folder = Path(tempfile.mkdtemp(prefix="synkhronos-hosts-"))
         try:
             sweep()
+            while Path(f"/sys/class/net/{self._bridge}").exists():  # made by another import of this module
+                self._name()
             _ip("link", "add", self._bridge, "type", "bridge")
             _ip("link", "set", self._bridge, "up")
             for i, name in enumerate(self.names):

@@ -116,7 +116,7 @@ def test_training_rules_on_hosts_in_small(hosts, monkeypatch):
 @theano_only("contestants in Theano's names")
 def test_predictions_of_a_step_on_hosts_in_small(capsys):
     """The time of the link is predicted from its ping-pong and the number of bytes; a busy machine adds to a step."""
-    n_bytes = 2 * 4 * 1_276_810  # Lasagne's momentum with all gradients as one vector, and each of them
+    n_bytes = 4 * 1_276_810
     work = Workload((RowTimes((8.0,), (0.01,), 0.0),), n_bytes=n_bytes)
     cluster = Cluster(Link(0.0, 1.0), Link(0.0, 1e9), contention=Curve((1.0, 2.0), (1.0, 1.5)))
     plan = SimpleNamespace(_workload=work, _cluster=cluster)
