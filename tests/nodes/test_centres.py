@@ -95,7 +95,7 @@ def test_the_sum_of_the_centres_is_conserved_while_ranks_exchange_with_them(rank
         seen = []
         rule = rules.ASGD(every=1, scale=1.0, nodes_every=2)
         run = count(rule, on_epoch=lambda run: seen.append(run.params[0]))
-        counted = [np.abs(one * len(sizes) - 40 * n * (1 + i)).max() < 1e-9 * n for i, one in enumerate(seen)]
+        counted = [bool(np.abs(one * len(sizes) - 40 * n * (1 + i)).max() < 1e-9 * n) for i, one in enumerate(seen)]
         print(counted, np.abs(run.params[0] * len(sizes) - sum(run.steps)).max() < 1e-9 * n, sum(run.steps) == 80 * n)
         synk.close()
         """,
