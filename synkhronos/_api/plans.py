@@ -356,14 +356,15 @@ def plan(
         session.replica_check.every = every
     if link is not None:
         cluster = replace(cluster, link=link)
-    steps = target.local(workload)
-    is_exact = kinds[0].kind == "bsp" and not target.is_local
-    measured_here, assumed = (workload if is_exact else steps, cluster), list[str]()
+
+    def by_rule(work: Workload) -> list[tuple[Workload, Rule]]:
+        return [(work if one.kind == "bsp" and not target.is_local else target.local(work), one) for one in kinds]
+
+    measured_here, assumed = (by_rule(workload)[0][0], cluster), list[str]()
     if there is not None and here is not None:
         workload, cluster, assumed = _on_machine(target, workload, cluster, here, there)
     cluster = replace(cluster, slow=tuple(slow))
-    steps = target.local(workload)
-    rules = [(workload if one.kind == "bsp" and not target.is_local else steps, one) for one in kinds]
+    rules = by_rule(workload)
     table = predict_steps(workload, cluster, nodes=every_nodes, ranks=every_ranks, batches=batches, rules=rules)
     first, kind = rules[0]
     sentence = verdict(first, cluster, nodes=every_nodes, ranks=max(every_ranks), batch=max(batches), rule=kind)

@@ -16,6 +16,21 @@ needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py or mpiexec is not ins
 #: The folder that programs add to `sys.path`.
 HELPERS = Path(__file__).parent
 
+#: The start of a program whose nodes have as many ranks as the environment variable RANKS says.
+RANKS_OF_NODES = f"""
+    import os, signal, sys, threading, time
+    import numpy as np
+    sys.path.insert(0, {str(HELPERS)!r})
+    from backend import T, theano
+    import synkhronos as synk
+    import synkhronos._session.lifecycle as lifecycle
+    from synkhronos import rules
+
+    sizes = [int(size) for size in os.environ["RANKS"].split()]
+    own, find_devices = sizes[int(os.environ.get("PMI_RANK", 0))], lifecycle.find_free_devices
+    lifecycle.find_free_devices = lambda n_parallel, *others: find_devices(own, *others)
+"""
+
 #: The start of each program.
 PRELUDE = f"""
     import atexit, os, signal, sys, time

@@ -1,25 +1,15 @@
 """Training loops whose steps are exact within each node, with averages between nodes: simulations, and faults."""
 
 import pytest
-from mpi_jobs import HELPERS, ends_well, hear, needs_mpi, output_of, start_until_ready
+from mpi_jobs import RANKS_OF_NODES, ends_well, hear, needs_mpi, output_of, start_until_ready
 
 pytestmark = needs_mpi
 
 #: The simulation in NumPy has one member for each node, which makes the step of the serial program on the node's rows.
-PROGRAM = f"""
-    import os, signal, sys, threading
-    import numpy as np
-    sys.path.insert(0, {str(HELPERS)!r})
-    from backend import T, theano
+PROGRAM = f"""{RANKS_OF_NODES}
     from rule_simulator import simulate
-    import synkhronos as synk
-    import synkhronos._session.lifecycle as lifecycle
-    from synkhronos import rules
     from synkhronos.extensions.train import make_train_function
 
-    sizes = [int(size) for size in os.environ["RANKS"].split()]
-    own, find_devices = sizes[int(os.environ.get("PMI_RANK", 0))], lifecycle.find_free_devices
-    lifecycle.find_free_devices = lambda n_parallel, *others: find_devices(own, *others)
     n, n_nodes = synk.fork(use_gpu=False, timeout=60), len(sizes)
     nodes = [node for node, size in enumerate(sizes) for _ in range(size)]
     shape, rate, size, n_rows = (20, int(os.environ.get("COLUMNS_OF_W", 30))), 0.05, 3, 97

@@ -2,24 +2,13 @@
 
 import numpy as np
 import pytest
-from mpi_jobs import HELPERS, needs_mpi, output_of
+from mpi_jobs import RANKS_OF_NODES, needs_mpi, output_of
 
 from synkhronos import rules
 
 pytestmark = needs_mpi
 
-PROGRAM = f"""
-    import os, signal, sys, threading, time
-    import numpy as np
-    sys.path.insert(0, {str(HELPERS)!r})
-    from backend import T, theano
-    import synkhronos as synk
-    import synkhronos._session.lifecycle as lifecycle
-    from synkhronos import rules
-
-    sizes = [int(size) for size in os.environ["RANKS"].split()]
-    own, find_devices = sizes[int(os.environ.get("PMI_RANK", 0))], lifecycle.find_free_devices
-    lifecycle.find_free_devices = lambda n_parallel, *others: find_devices(own, *others)
+PROGRAM = f"""{RANKS_OF_NODES}
     n = synk.fork(use_gpu=False, timeout=float(os.environ.get("TIMEOUT", 60)), restart_workers="RESTART" in os.environ,
                   wire_dtype=os.environ.get("WIRE_DTYPE"))
     draw = np.random.RandomState(0)
