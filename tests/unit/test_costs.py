@@ -10,6 +10,8 @@ import sys
 import pytest
 from scripts import ROOT
 
+from synkhronos import __version__
+from synkhronos._backends import TITLE
 from synkhronos._costs import (
     Curve,
     Estimate,
@@ -320,10 +322,12 @@ def test_info_shows_the_constants(tmp_path):
 
     assert "not measured yet" in info()
     fast = machine()._replace(command=3.5e-5, meeting=9e-6)
-    Store(path).put("machines", "2 ranks of this machine", value=fast)
+    for backend in ("Theano", "PyTensor"):
+        name = f"2 ranks; {backend} 1.0; Synkhronos {__version__}"
+        Store(path).put("machines", name, value=fast)
     text = info()
     assert "command 35 µs, meeting 9 µs" in text
-    assert "of 2 ranks of this machine" in text
+    assert f"of 2 ranks; {TITLE} 1.0" in text
     assert describe_machine(fast)[0] == "command 35 µs, meeting 9 µs"
 
 
