@@ -97,6 +97,21 @@ class StaleReplicas:
         """
         self.end(self.updates_of(variables))
 
+    def note_sent(self, variables: Sequence[Any]) -> Callable[[], None]:
+        """Record that the other ranks have the controller's present values; return a function that undoes this."""
+        syncs = [(self._table.key(var), _graph.sync_of(var.container)) for var in variables]
+        before = [(key, sync, sync.sent, sync.stale) for key, sync in syncs]
+        _graph.note_sent(variables)
+
+        def undo() -> None:
+            for key, sync, sent, stale in before:
+                sync.sent = None if sync.sent is None else sent  # None: the program has set it since
+                sync.stale = stale
+                if stale is not None:
+                    self.keys.add(key)
+
+        return undo
+
     def begin(self, updates: Updates) -> None:
         """Record that the controller begins to compute new values of variables; `end` must follow."""
         self.keys |= updates.keys
@@ -334,16 +349,31 @@ class ReplicaCheck:
         """Return whether a variable holds data, of which each rank may have its own rows."""
         return var.container in self._data
 
-    def note_parts(self, variables: Sequence[Any], are_parts: bool = True) -> None:
-        """Record that variables were scattered, or (if not ``are_parts``) made equal on all ranks."""
+    def note_parts(self, variables: Sequence[Any], are_parts: bool = True) -> Callable[[], None]:
+        """Record that variables were scattered, or (if not ``are_parts``) made equal on all ranks.
+
+        Returns
+        -------
+        callable
+            Restores the earlier records.
+        """
         self._has_noted = self._has_noted or are_parts
         if not self._has_noted:
-            return
+            return _do_nothing
+        noted = [(kind, var.container) for var in variables for kind in (self._parts, self._data)]
+        before = [(kind, container, container in kind) for kind, container in noted]
         for var in variables:
             self.n_changes += are_parts or var.container in self._parts
             (self._parts.add if are_parts else self._parts.discard)(var.container)
             if not are_parts:
                 self._data.discard(var.container)
+
+        def undo() -> None:
+            self.n_changes += 1
+            for kind, container, was_in in before:
+                (kind.add if was_in else kind.discard)(container)
+
+        return undo
 
     def scattered(self, variables: Sequence[Any]) -> list[Any]:
         """Filter variables: return the ones that were scattered and have not been made equal since."""
@@ -407,6 +437,10 @@ class ReplicaCheck:
                     "updates are local, and set_value sets the controller's copy only. Make them equal by "
                     "synkhronos.broadcast, or average them by synkhronos.all_reduce"
                 )
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:

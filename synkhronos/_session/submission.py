@@ -125,6 +125,8 @@ class Recorder:
     parts : list of Submission
     thread : int
         Identifier of the thread whose calls are recorded.
+    undo : list of callable
+        Called with whether parts may have been executed, the last one first, if the sequence does not succeed.
     kept : list
         Objects that the parts need, and that stay alive even if the program drops them before the sequence is sent.
     """
@@ -133,6 +135,7 @@ class Recorder:
         self.parts: list[Submission] = []
         self.thread = threading.get_ident()
         self._futures: list[Future] = []
+        self.undo: list[Callable[[bool], None]] = []
         self.kept: list[Any] = []
 
     def record(self, part: Submission) -> Future:
@@ -145,13 +148,15 @@ class Recorder:
     def send(self, session: Session) -> None:
         """Execute all parts and set the results; then raise the first error, if any."""
         first: BaseException | None = None
+        is_sent = False
         try:
             for part in self.parts:
                 if part.check is not None:
                     part.check(session)
+            is_sent = True
             results = _execute(session, self.parts) if self.parts else []
         except BaseException as error:
-            self.drop(error)
+            self.drop(error, is_sent)
             raise
         for part, future, of_ranks in zip(self.parts, self._futures, results):
             try:
@@ -165,10 +170,12 @@ class Recorder:
             finally:
                 del first  # break the reference cycle between the exception and this frame
 
-    def drop(self, error: BaseException) -> None:
-        """Mark all results as failed with an error."""
+    def drop(self, error: BaseException, is_sent: bool = False) -> None:
+        """Mark all results as failed with an error, and undo what was recorded of the variables."""
         for future in self._futures:
             future._fail(error)
+        for undo in reversed(self.undo):
+            undo(is_sent)
 
 
 class Sequencer:
@@ -209,6 +216,12 @@ class Sequencer:
         recorder = self.recording
         if recorder is not None:
             recorder.kept += things
+
+    def on_failure(self, undo: Callable[[bool], None]) -> None:
+        """Have a function called if the open sequence, if there is one, does not succeed; see `Recorder.undo`."""
+        recorder = self.recording
+        if recorder is not None:
+            recorder.undo.append(undo)
 
     def check_first(self, what: str) -> None:
         """Raise `SessionError` if the open sequence already has parts, which are not sent yet."""

@@ -216,6 +216,54 @@ def test_an_exception_in_the_block_sends_nothing(parts):
     assert future.result() == 1
 
 
+@pytest.fixture
+def reader(parts):
+    """Return an exact function that reads a variable on each rank, and the variable."""
+    x, rows = T.dvector("x"), theano.shared(np.arange(3.0), "read")
+    f = synk.function([x], (x * rows.sum()).sum(), exact=True)
+    assert f(np.ones(11)) == 33
+    return f, rows
+
+
+def test_an_exception_in_the_block_leaves_a_value_unsent(reader):
+    f, var = reader
+    var.set_value(np.ones(4))
+    with pytest.raises(ZeroDivisionError), synk.sequence():
+        synk.broadcast(var)
+        1 / 0  # noqa: B018
+    assert f(np.ones(11)) == 44
+    assert synk.check_replicas(var) == {}
+
+
+def test_an_exception_in_the_block_leaves_variables_scattered_or_equal(reader, session):
+    f, var = reader
+    with pytest.raises(ZeroDivisionError), synk.sequence():
+        synk.scatter(var, np.arange(3.0))
+        1 / 0  # noqa: B018
+    assert f(np.ones(11)) == 33
+    synk.scatter(var, np.ones(session))
+    for collective in (synk.all_reduce, synk.broadcast, lambda var: synk.broadcast(var, np.ones(2))):
+        with pytest.raises(ZeroDivisionError), synk.sequence():
+            collective(var)
+            1 / 0  # noqa: B018
+        with pytest.raises(ValueError, match="was scattered"):
+            f(np.ones(11))
+
+
+def test_a_part_that_fails_leaves_variables_scattered(reader, session):
+    """The rows of the part before it are on the ranks."""
+    f, var = reader
+    other = theano.shared(np.zeros(1), "other")
+    for rank in range(session):
+        synk.set_value(rank, other, np.zeros(rank))
+    if session > 1:
+        with pytest.raises(ValueError), synk.sequence():
+            synk.scatter(var, np.ones(session))
+            synk.all_reduce(other)
+        with pytest.raises(ValueError, match="was scattered"):
+            f(np.ones(11))
+
+
 def test_parts_that_need_an_answer_must_be_first(parts, session):
     _, update, total, picked_sum, _, w, _, rows, _ = parts
     asking = (synk.gather, synk.broadcast, synk.get_shapes, functools.partial(synk.reduce, in_place=False))
