@@ -198,16 +198,20 @@ ON_ONE_BACKEND = tuple(
 
 def pytest_addoption(parser):
     """Add the option by which `.ci/run` divides the variants of tests between the backends."""
-    parser.addoption("--alternate", action="store_true", help="run each variant of a test on one of the two backends")
+    parser.addoption("--alternate", action="store_true", help="run each variant of a test on one of the backends")
+
+
+#: Folders whose tests are about processes and messages, which both backends share.
+OF_PROCESSES = ("tests/nodes/", "tests/faults/")
 
 
 def is_of_this_backend(item):
-    """Return whether a test has no variants, or this is one of those that alternate to this backend."""
-    is_variant = hasattr(item, "callspec") and not item.nodeid.startswith(ON_ONE_BACKEND)
-    if not is_variant or item.get_closest_marker("theano_only"):
+    """Return whether `.ci/run` runs a test on this backend, or this variant of it."""
+    alternates = hasattr(item, "callspec") or item.nodeid.startswith(OF_PROCESSES)
+    if not alternates or item.nodeid.startswith(ON_ONE_BACKEND) or item.get_closest_marker("theano_only"):
         return True
     turn = zlib.crc32(item.nodeid.encode())
-    if item.callspec.params.get("ranks") in RANKS:  # all tests of a module in the same sessions
+    if hasattr(item, "callspec") and item.callspec.params.get("ranks") in RANKS:  # modules keep their sessions
         turn = zlib.crc32(item.nodeid.split("::")[0].encode()) + RANKS.index(item.callspec.params["ranks"])
     return turn % 2 == on_theano
 

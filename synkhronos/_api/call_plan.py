@@ -169,7 +169,7 @@ def check_inputs(session: Session, graph: Graph, inputs: Sequence[Input], values
 
 
 def divide(session: Session, scattered: Sequence[Input], values: list[Any], batch: Any) -> Inputs:
-    """Divide the rows that ``batch`` selects among the ranks, as `check_inputs`, which has checked the values."""
+    """Divide the rows that ``batch`` selects among the ranks. The values have been checked by `check_inputs`."""
     if not isinstance(batch, BatchRows):
         batch = BatchRows.of(batch, values, scattered)
     if not scattered:

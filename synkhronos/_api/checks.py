@@ -338,7 +338,8 @@ class Checks:
         n_parts = sum(min(count, call.num_slices) for count in call.counts)
         is_sliced = min(call.counts[call.controller], call.num_slices) > 1
         suspects = [i for i in wanted if (n_parts > 1 and i in self._averaged) or (is_sliced and i in self._own)]
-        n, updates = len(self._graph.outputs), self._graph.expressions[1] if is_sliced else ()
+        has_slices = min(max(call.counts), call.num_slices) > 1  # on any rank: all have the updates
+        n, updates = len(self._graph.outputs), self._graph.expressions[1] if has_slices else ()
         named = set(map(id, self._named_updates))
         suspects += [n + i for i, (var, _) in enumerate(updates) if id(var) not in named]
         if not suspects:

@@ -56,8 +56,8 @@ _STEPS = 4  # numbers of rows for which seconds are predicted, in each octave
 _MOST_ESTIMATES = 1000
 _CLEAR = 20  # times a command
 _SECONDS, _LEAST_CALLS, _MOST_CALLS = 0.05, 3, 50  # of the calls that are timed at one size
-#: Seconds of calls by rows that are not timed. When cores of a virtual machine were idle, its host may take so long
-#: until they are placed where messages between them are fast, as they are in a program that does not pause.
+#: Seconds of calls by rows before those that are timed. The host of a virtual machine may need them to move cores that
+#: were idle close to each other.
 _WARM_UP = 0.1
 _MOST_SECONDS = 1.0  # of a call at the larger number of rows
 _ADDRESS = re.compile("0x[0-9a-f]+")
@@ -491,7 +491,7 @@ class ChosenPlans(KeyedCache[Any]):
     ----------
     most_slots : int
     prefer : callable
-        ``prefer(estimate)`` returns whether the controller is to compute the call alone.
+        ``prefer(estimate, plans)`` returns the plan to use now, as `preferred` does.
     latest : callable
         ``latest()`` returns the estimate for the call that was planned last; ``None`` if its plan was not chosen.
     """
@@ -499,7 +499,7 @@ class ChosenPlans(KeyedCache[Any]):
     __slots__ = ("_latest", "_prefer")
 
     def __init__(
-        self, most_slots: int, prefer: Callable[[Estimate], bool], latest: Callable[[], Estimate | None]
+        self, most_slots: int, prefer: Callable[[Estimate, list[Any]], Any], latest: Callable[[], Estimate | None]
     ) -> None:
         super().__init__(most_slots)
         self._prefer, self._latest = prefer, latest
@@ -510,9 +510,7 @@ class ChosenPlans(KeyedCache[Any]):
         if entry is None:
             return None
         estimate, plans = entry
-        if estimate is None:
-            return plans[0]
-        return plans[self._prefer(estimate)]
+        return plans[0] if estimate is None else self._prefer(estimate, plans)
 
     def put(self, slot: Any, key: Any, value: Any) -> Any:
         """Store the plan that was made for the latest estimate."""
@@ -530,12 +528,22 @@ def check_plan(plan: Any, fits_controller: bool = True) -> None:
     if plan == "controller" and not fits_controller:
         raise ValueError(
             'plan is "controller", but the controller alone does not have all data: the function computes on GPUs, '
-            'uses sliceable_shareds without whole=, or has random="own"'
+            'uses sliceable_shareds without whole=, updates one of them, or has random="own"'
         )
 
 
 def prefers_controller(session: Session, estimate: Estimate) -> bool:
     """Return whether the controller is to compute the next call alone."""
+    return bool(preferred(session, estimate, (False, True)))
+
+
+def preferred(session: Session, estimate: Estimate, plans: Sequence[Any]) -> Any:
+    """Return the plan of the next call: the first for `"rows"`, the second for the controller alone.
+
+    ``None`` stands for a plan that is not made yet. It is returned, too, but `StaleReplicas.lead` stays as it is then.
+    """
     stale = session.stale
-    alone, stale.lead = choose(stale.lead, bool(stale.keys), estimate)
-    return alone
+    alone, lead = choose(stale.lead, bool(stale.keys), estimate)
+    if plans[alone] is not None:
+        stale.lead = lead
+    return plans[alone]

@@ -207,6 +207,8 @@ class Data:
         self._array[key] = value
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False and dtype is not None and np.dtype(dtype) != self.dtype:
+            raise ValueError(f"dtype is {np.dtype(dtype)}; expected {self.dtype}, or copy=None")
         return self._array.astype(dtype if dtype is not None else self.dtype, copy=bool(copy))
 
     def __repr__(self) -> str:

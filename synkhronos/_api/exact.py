@@ -21,7 +21,7 @@ from synkhronos._api.call_plan import (
     view_variables,
 )
 from synkhronos._api.checks import EXACT, ExactChecks, Input, Serial
-from synkhronos._api.choice import Chooser, ChosenPlans, Costs, Unmeasured, check_plan, prefers_controller
+from synkhronos._api.choice import Chooser, ChosenPlans, Costs, Unmeasured, check_plan, preferred, prefers_controller
 from synkhronos._api.combine import ExactGraphCollectives, Results
 from synkhronos._api.data_arrays import Data
 from synkhronos._api.functions import MOST_PLANS, Function
@@ -96,8 +96,7 @@ class ExactFunction(Function):
         has_any = compiled_has_collectives(self._theano) or (slices is not None and bool(slices.summed))
         self._collectives = ExactGraphCollectives(divided, has_any, results)
         self._checks = ExactChecks(divided, results, named, named_updates=[])
-        # in a call with num_slices, a new value is equal in all slices; unlike their average, the maximum is not
-        # rounded
+        # with num_slices, all slices compute the same new value; "max", because an average would round it
         alike = dict.fromkeys((var for var, _ in divided.updates), "max")
         serial = _graph_on_controller(user, divided, whole, session)
         alone = None if serial is None else _OnController(serial, self._inputs, self.get_shared, whole or {})
@@ -219,7 +218,7 @@ class ExactFunction(Function):
 
     def _forget_plans(self) -> None:
         self._repetition = None
-        self._plans = ChosenPlans(MOST_PLANS, self._prefers_controller, self._latest)
+        self._plans = ChosenPlans(MOST_PLANS, self._preferred, self._latest)
 
     def _is_valid(self, session: Session, call: Call | ControllerCall) -> bool:
         step = call.step if isinstance(call, Call) else None
@@ -239,9 +238,9 @@ class ExactFunction(Function):
                 single=single,
             )
 
-    def _prefers_controller(self, estimate: Estimate) -> bool:
+    def _preferred(self, estimate: Estimate, plans: Sequence[Any]) -> Any:
         session = None if self._session is None else self._session()
-        return session is not None and prefers_controller(session, estimate)
+        return None if session is None else preferred(session, estimate, plans)
 
     def _latest(self) -> Estimate | None:
         return self._planner.latest
@@ -458,7 +457,7 @@ class _Repetition:
         self._session, self._n_changes = weakref.ref(session), n_changes
         self._run, self._updates = runner
         self._kinds = tuple([(array.shape, array.dtype) for array in arrays])
-        #: The lead at which the choice is the same, and leaves the lead as it is; ``None``: any. See `choose`.
+        #: `StaleReplicas.lead` at which `choose` picks the controller and returns the same lead; ``None``: any.
         self._lead = None if estimate is None or not estimate.broadcast else -estimate.broadcast / 2
         self._has_updates = estimate is not None and estimate.updates
         self._is_chosen = estimate is None or estimate.controller <= estimate.rows

@@ -34,7 +34,7 @@ class Transport(Protocol):
     """
 
     def restart(self) -> None:
-        """Bring the ranks in step. Every rank calls it at the start of a command."""
+        """Reset the numbers of rounds, which are equal on all ranks. Every rank calls it at the start of a command."""
 
     def all_reduce(self, arrays: Sequence[Any], op: str, weights: Sequence[float] | None, /) -> bool:
         """Reduce arrays over the ranks, in place.

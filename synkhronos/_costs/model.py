@@ -234,7 +234,7 @@ def seconds_by_rows(work: Work, exchange: Exchange, machine: Machine, n_ranks: i
 
 
 def most_rows_by_slices(m: int, n: int) -> int:
-    """Return the number of rows up to which ranks compute a product over rows in slices in less time than as a sum.
+    """Return the largest number of rows for which a product is faster by slices than as a sum of the ranks' products.
 
     The product is the gradient of m x n weights. In slices, each rank computes its part of the m x n elements from all
     ranks' rows, of m and n numbers each. As a sum, it computes m x n elements from its own rows, and then adds its part

@@ -293,7 +293,10 @@ def value_for_others(var: Any) -> Any:
 
 
 def follow(container: Any) -> None:
-    """Record a value that a command has set on all ranks, unless an earlier value was set by the program alone."""
+    """Record that all ranks have the variable's present value.
+
+    Do nothing if the program has set the variable on the controller, and no call has sent that value yet.
+    """
     sync = _by_storage.get(id(container.storage))
     if sync is not None:
         native.follow_values((sync,))

@@ -69,7 +69,7 @@ int64_t sync_arrive(struct sync *sync)
 }
 
 /* Whether an awaited rank may be waiting for this rank's core. */
-static bool shares_native(const struct sync *sync, enum counter counter, int64_t value)
+static bool shares_core(const struct sync *sync, enum counter counter, int64_t value)
 {
     int core = sched_getcpu();
     for (int rank = 0; rank < sync->n_ranks; rank++)
@@ -87,7 +87,7 @@ static bool is_aborted(const struct sync *sync, enum counter counter)
 
 bool sync_spin(const struct sync *sync, enum counter counter, int64_t value)
 {
-    if (sync->spin == 0 || shares_native(sync, counter, value))
+    if (sync->spin == 0 || shares_core(sync, counter, value))
         return sync_reached(sync, counter, value);
     int64_t time = now(), deadline = time + sync->spin * (counter == SENT ? IDLE_FACTOR : 1), before;
     do {

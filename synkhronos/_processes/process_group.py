@@ -275,7 +275,7 @@ class ProcessGroup:
         Number of the last message that this process has sent or received. In a new worker, it is the number of the last
         message before its fork.
     loops : int64 array of shape (n_ranks, 4)
-        See `StatusBoard`. Ranks that make steps of a loop are in time.
+        See `StatusBoard`. A rank that makes steps of a loop does not count as silent.
     channel : FdChannel
         Channel that passes memory to and from the controller; only in a worker.
     ahead, is_lost, n_shipped

@@ -328,8 +328,7 @@ class CollectiveHandlers:
         dtypes = [array.dtype if command.in_place else result_dtype(array.dtype, command.op) for array in arrays]
         outs: list[np.ndarray] | None = None
         if self._is_controller:
-            empty = [np.empty(array.shape, dtype) for array, dtype in zip(arrays, dtypes) if not command.in_place]
-            outs = arrays if command.in_place else empty
+            outs = arrays if command.in_place else list(map(np.empty, [array.shape for array in arrays], dtypes))
             self._at_work += outs
         directly = self.transport.reduce(arrays, command.op, outs, dtypes)
         self._log_values("reduce", variables, _way(directly))

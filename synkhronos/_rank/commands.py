@@ -115,7 +115,7 @@ class SlicedUpdate(NamedTuple):
 
 
 class RowProduct(NamedTuple):
-    """Product of two matrices, of the transpose of `left`; its sum over the ranks is the product of all ranks' rows."""
+    """The matrix product ``left.T @ right``. Summed over the ranks, it is the product over all rows."""
 
     left: int  # position in the outputs of `Call.function`
     right: int
@@ -125,9 +125,9 @@ class RowProduct(NamedTuple):
 class Step(NamedTuple):
     """Updates of a call, which happen completely or not at all.
 
-    After the wanted outputs, `Call.function` returns the new values of `others`, and then the inputs of `sliced`. The
-    workers leave those of `others` as they are that are in `adopted`: they get the controller's values later. The
-    function itself updates `drawn`, states of random streams that are equal on all ranks.
+    After the wanted outputs, `Call.function` returns the new values of `others`, and then the inputs of `sliced`.
+    Workers do not set the variables in `adopted`, which are some of `others`: they get the controller's values later.
+    The function itself updates `drawn`, states of random streams that are equal on all ranks.
     """
 
     others: tuple[int, ...]

@@ -1,9 +1,10 @@
 """Updates by slices, which happen completely or not at all: each rank computes new values for its range of elements.
 
-All ranks compute what the updates need, and then meet. From then on the step happens. Each rank computes its range
-piece by piece, and copies the new values of a piece over the old ones, in the memory of the controller, or of the
-leader of another node. In shared memory it notes where the new values are before it copies them. If a rank ends within
-the step, the controller does the rest: what the new values are computed from is still in the shared heap.
+All ranks compute what the updates need, and then wait at a barrier. After it, the updates are always completed. Each
+rank computes its range piece by piece, and copies the new values of a piece over the old ones, in the memory of the
+controller, or of the leader of another node. In shared memory it notes where the new values are before it copies them.
+If a rank ends within the step, the controller does the rest: what the new values are computed from is still in the
+shared heap.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from synkhronos._utils.rows import shares
 PIECE = 64 * 1024
 _BLOCK = 1024 * 1024  # elements of a product that are computed at once: more, because BLAS is then faster
 _UNIT = 1024  # elements: ranges of ranks are multiples of it
-#: Columns of a rank's notes: whether it has begun the step; numbers of pieces that are complete, and whose new values
-#: have been noted (negative: they are in private memory, and lost if the rank dies); then the places of these values.
-#: Then for each sum over the ranks: the place of the rank's array, or of both factors, and their number of rows.
-_BEGUN, _DONE, _NOTED, _FIRST = 0, 1, 2, 3
-_HAS_SET = 2  # in the column `_BEGUN`: the rank has set the variables that it sets
+#: Columns of a rank's notes: three counters, `MOST_VALUES` places of new values, and three numbers for each sum over
+#: the ranks: the place of the rank's array, or the places of both factors and their number of rows.
+_BEGUN = 0  # 0, 1 (the rank has begun the step) or `_HAS_SET`
+_DONE = 1  # number of pieces that are complete
+_NOTED = 2  # number of pieces of which the new values are noted; negative: in private memory, lost if the rank dies
+_FIRST = 3  # place of the first new value
+_HAS_SET = 2  # the rank has set the variables that it sets
 MOST_VALUES = 64  # of a `SlicedUpdate`
 _PLACES = _FIRST + MOST_VALUES
 MOST_SUMS = (NOTES - _PLACES) // 3

@@ -41,8 +41,8 @@ class Updates(NamedTuple):
 class StaleReplicas:
     """Variables whose present values only the controller has, although they are valid for all ranks.
 
-    An exact function that the controller computes alone leaves its updates here. The other ranks get the values, all in
-    one message, before the next command that may use them.
+    An exact function that the controller computes alone leaves its updates here. The other ranks get the values
+    before the next command that may use them.
 
     Large values exist once on a node: the workers view the controller's array, in its part of the shared heap, instead
     of a copy. The controller may then change the array in place only if all ranks are to have the new value. Before a
@@ -107,7 +107,7 @@ class StaleReplicas:
             for key, sync, sent, stale in before:
                 sync.sent = None if sync.sent is None else sent  # None: the program has set it since
                 sync.stale = stale
-                if stale is not None:
+                if stale is not None and key is not None:
                     self.keys.add(key)
 
         return undo

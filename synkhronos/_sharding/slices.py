@@ -53,9 +53,9 @@ class Leaf(NamedTuple):
 
 
 class ProductOfRows(NamedTuple):
-    """A matrix product, of the transpose of `left` and of `right`.
+    """The matrix product ``left.T @ right``. Summed over the ranks, it is the product over all rows.
 
-    The sum of the ranks' products is the product of all ranks' rows of both, so a rank can compute a range of it.
+    From all ranks' rows, a rank can compute a range of its elements.
     """
 
     left: Any
@@ -110,7 +110,7 @@ class Slices:
         drawn = [(var, new) for var, new in updates if is_random_state(var)]
         rest = [(var, new) for var, new in updates if not is_random_state(var)]
         chosen = [(var, new) for var, new in rest if _n_bytes(var) >= LEAST_BYTES]
-        while True:  # what is not updated by slices needs some values in full, which the small functions may use, too
+        while True:  # what the function computes in full may be an input of the small functions: choose again
             others = [(var, new) for var, new in rest if not any(var is one for one, _ in chosen)]
             ends = [*outputs, *(new for _, new in (*others, *drawn))]
             used = {one for one in ancestors(ends) if one.owner is not None}

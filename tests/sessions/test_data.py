@@ -124,6 +124,9 @@ def test_numpy_sees_the_memory_itself(two, summing):
     x.data[1:3] = [7, 8]
     assert summing(x) == 2 * 3 + 15
     assert not np.shares_memory(np.array(x), x.data)
+    assert np.shares_memory(x.__array__(copy=False), x.data)
+    with pytest.raises(ValueError, match="dtype is float32; expected float64"):
+        x.__array__("float32", copy=False)
 
 
 @pytest.mark.numba

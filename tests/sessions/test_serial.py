@@ -214,6 +214,14 @@ def test_rows_that_updates_and_local_outputs_would_average_over_slices(session):
     assert own(points, np.ones(4), num_slices=2, output_subset=[1])[0] == pytest.approx(points.sum() / n)
 
 
+def test_rows_that_only_a_worker_would_average_over_slices(synchronize):
+    synchronize(2, master_rank=1)
+    x, rows = T.dvector("x"), theano.shared(np.zeros(1), "rows")
+    stores = synk.function([x], x.sum(), updates=[(rows, 2 * x)])
+    with pytest.raises(ValueError, match="the update of rows has a row for each data point"):
+        stores(np.arange(3.0), num_slices=2)  # the controller has a single row
+
+
 @pytest.mark.parametrize("mode", [None, theano.Mode("py", None)], ids=["c", "py"])  # py: no output_subset
 def test_updates_and_local_outputs_as_long_as_the_slices_without_rows(session, mode):
     x = T.dmatrix("x")

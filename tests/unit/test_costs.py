@@ -6,11 +6,13 @@ import math
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from scripts import ROOT
 
 from synkhronos import __version__
+from synkhronos._api.choice import preferred
 from synkhronos._backends import TITLE
 from synkhronos._costs import (
     Curve,
@@ -138,6 +140,15 @@ def test_a_broadcast_is_paid_once_calls_have_lost_half_of_it_on_each_side():
     """After calls on the controller, five calls of 2 s that would take 1 s by rows lose 5 s, and so do five more."""
     assert chosen([*[of(2.0, 1.0)] * 3, *[of(1.0, 2.0)] * 12]) == "ccc" + "c" * 9 + "rrr"
     assert chosen([*[of(2.0, 1.0)] * 3, *[of(1.0, 12.0)] * 2]) == "cccrr"
+
+
+def test_a_call_whose_plan_must_be_made_counts_once():
+    stale = SimpleNamespace(lead=1.0, keys={7})
+    session = SimpleNamespace(stale=stale)
+    assert preferred(session, of(1.0, 2.0), ["rows", None]) is None
+    assert stale.lead == 1.0
+    assert preferred(session, of(1.0, 2.0), ["rows", "controller"]) == "controller"
+    assert stale.lead == 2.0
 
 
 def test_alternating_calls_keep_their_plan():

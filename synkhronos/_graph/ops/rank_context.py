@@ -1,7 +1,8 @@
 """Rank context: rank, weights and transport that the operations of a graph use at run time, and numbers from it.
 
-Each rank has one `RankContext`. It is the `current` context of a thread while the thread executes a function with
-collectives. Without a current context, a collective is that of a single rank: the identity.
+A rank has a `RankContext` for its transport over all ranks, and one for steps within its node. It is the `current`
+context of a thread while the thread executes a function with collectives. Without a current context, a collective is
+that of a single rank: the identity.
 
 All ranks must run the same collectives in the same order. They compare signatures in each collective, and in one more
 at the end of the function. A rank that takes another path therefore causes an error on all ranks, not a deadlock.
