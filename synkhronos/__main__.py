@@ -43,14 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     own = count_own_options(given[1:])
     if given[:1] == ["run"] and given[1 + own :] and given[1 + own] not in ("-h", "--help"):
-        check_option(given[1 + own])
         options = make_parser().parse_args(given[: 1 + own])
+        check_option(given[1 + own], options.parser)
         return run(given[1 + own :], options.hosts, options.verbose)  # the program and its own options
     if given[:1] == ["plan"]:
         return plan(given)
-    options = make_parser().parse_args(given)
+    options, others = make_parser().parse_known_args(given)
+    if others:
+        options.parser.error(f"unrecognized arguments: {' '.join(others)}")
     if options.command == "run":
-        make_parser().error(f"run: got no program; use {program_name()} run SCRIPT [ARGUMENT ...]")
+        options.parser.error(f"got no program; use {program_name()} run SCRIPT [ARGUMENT ...]")
     if options.command == "top":
         from synkhronos._cli.top import top
 
@@ -59,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Make the argument parser."""
+    """Make the argument parser; the results have the parser of their command as `parser`."""
     from synkhronos import __version__
 
     parser = argparse.ArgumentParser(
@@ -92,6 +94,8 @@ def make_parser() -> argparse.ArgumentParser:
     planning.add_argument("--machine-out", metavar="FILE", help="also write the numbers of this machine to a file")
     planning.add_argument("--csv", metavar="FILE", help="also write the predictions to a file")
     planning.add_argument("--plot", metavar="FILE", help="also draw them; the suffix selects the format")
+    for one in (running, informing, watching, planning):
+        one.set_defaults(parser=one)
     return parser
 
 
@@ -104,11 +108,22 @@ def plan(words: Sequence[str]) -> int:
 
     name, program = program_name(), [given.script, *others, *words[end + 1 :]]
     try:
+        from synkhronos._api.plans import link_of, rule_of
+
+        link_of(given.line)
+        for rule in () if given.rule is None else given.rule.split(","):
+            rule_of(rule)
         watch = watch_program(program, given)
     except (OSError, ValueError, ImportError) as error:
-        sys.exit(f"{name} plan: {error}")
+        return failed("plan", error)
     code = plan_program(watch, program, given)  # exceptions of the program are not caught
     return code if watch.error is None else sys.exit(f"{name} plan: {watch.error}")
+
+
+def failed(command: str, error: Exception) -> int:
+    """Print why a command cannot begin; return the exit code: 2 for a wrong value, 1 for what the machine lacks."""
+    print(f"{program_name()} {command}: {error}", file=sys.stderr, flush=True)
+    return 2 if isinstance(error, ValueError) else 1
 
 
 def program_name() -> str:
@@ -134,12 +149,12 @@ def count_own_options(words: Sequence[str]) -> int:
     return count
 
 
-def check_option(word: str) -> None:
+def check_option(word: str, parser: argparse.ArgumentParser) -> None:
     """Exit with an error if a word is a misspelled option of ``run``, which Python would get and not know."""
     name = word.partition("=")[0]
     close = difflib.get_close_matches(name, ["--hosts", "--verbose"]) if name.startswith("--") else []
     if close and name != "--version":
-        make_parser().error(f"run: unknown option {name}; did you mean {close[0]}?")
+        parser.error(f"unknown option {name}; did you mean {close[0]}?")
 
 
 def run(program: list[str], hosts: str | None, verbose: bool) -> int:
@@ -155,7 +170,7 @@ def run(program: list[str], hosts: str | None, verbose: bool) -> int:
             launch(program, command_line, search_path())
         code, culprit = run_on(hosts, program, command_line, verbose)
     except (OSError, ValueError) as error:
-        sys.exit(f"{program_name()} run: {error}")
+        return failed("run", error)
     if culprit:
         print(f"{program_name()} run: {culprit}", file=sys.stderr, flush=True)
     return code

@@ -318,11 +318,11 @@ class Chooser:
                             call = planned(plan, size)
                             warm_up = _WARM_UP if plan == "rows" else 0.0
                             points.append([size, seconds_of(call, _SECONDS, _LEAST_CALLS, _MOST_CALLS, warm_up)])
-        except MemoryError:
-            self._may_be_timed = False  # in this program
-            return
         except Exception as error:  # the program's own call shows it, or it is due to the number of rows
             let_interrupts_pass(error)
+            if isinstance(error.exception if isinstance(error, WorkerError) else error, MemoryError):
+                self._may_be_timed = False  # in this program
+                return
             if isinstance(error, SynkhronosError) and not isinstance(error, WorkerError):
                 raise  # a worker has died
             times = {}

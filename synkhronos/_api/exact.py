@@ -236,6 +236,7 @@ class ExactFunction(Function):
                 n_changes=self._n_changes,
                 estimate=call.estimate,
                 single=single,
+                name=self._alone.name,
             )
 
     def _preferred(self, estimate: Estimate, plans: Sequence[Any]) -> Any:
@@ -374,6 +375,7 @@ class _OnController:
         self._user, self._specs, self._shared = user, specs, shared
         self._n_rows = {var: _graph.length_of(value) for var, value in whole.items()}
         self._functions: dict[Any, tuple[_Run, list[Any]]] = {}
+        self.name = ""  # in messages
         #: Functions with their updated variables, by subset, in this session.
         self.ready: dict[Any, tuple[_Run, Updates]] = {}
 
@@ -394,7 +396,7 @@ class _OnController:
             session.replica_check.see_calls([self._shared()])
         arrays = chosen(values, batch, self._specs, self._user.n_scattered)
         session.timeline.switch(FUNCTION)
-        return _computed(session, run, updates, arrays)
+        return session.compute_alone(run, arrays, updates, self.name)
 
     def _prepare(self, session: Session, subset: tuple[int, ...] | None) -> tuple[_Run, Updates]:
         run, updated = self._functions.get(subset) or self._compile(session, subset)
@@ -405,21 +407,10 @@ class _OnController:
     def _compile(self, session: Session, subset: tuple[int, ...] | None) -> tuple[_Run, list[Any]]:
         variant, asked = Variant().for_subset(subset)
         function = self._user.compile(variant)
+        self.name = function.name
         session.replica.thread_limits.apply()  # the function may have loaded a BLAS library
         self._functions[subset] = _graph.run_function(function, asked), _graph.updated_variables(function)
         return self._functions[subset]
-
-
-def _computed(session: Session, run: _Run, updates: Updates, arrays: list[Any]) -> list[Any]:
-    """Compute on the controller, and record which variables are stale on the other ranks; return the outputs."""
-    if not (updates.known or updates.unknown):
-        return session.private(session.replica.compute(run, arrays))
-    try:
-        session.stale.begin(updates)
-        outputs = session.replica.compute(run, arrays)
-    finally:
-        session.stale.end(updates)
-    return session.private(outputs)
 
 
 class _Repetition:
@@ -440,6 +431,8 @@ class _Repetition:
         Prediction by which the plan was chosen.
     single : bool
         Whether the call returns one array rather than a list.
+    name : str
+        Name of the function in messages.
     """
 
     def __init__(
@@ -452,7 +445,9 @@ class _Repetition:
         n_changes: int,
         estimate: Estimate | None,
         single: bool,
+        name: str,
     ) -> None:
+        self._name = name
         self.counts, self.single = counts, single
         self._session, self._n_changes = weakref.ref(session), n_changes
         self._run, self._updates = runner
@@ -476,7 +471,7 @@ class _Repetition:
             if not stale.is_current(self._updates):
                 return None
             session.check_usable()
-            return _computed(session, self._run, self._updates, list(args))
+            return session.compute_alone(self._run, list(args), self._updates, self._name)
 
 
 class _ExactPlanner(Planner):

@@ -317,7 +317,7 @@ def plan(
             f"the session has {session.n_ranks} ranks, {n_local} of them on this node; expected equally many on each "
             "node"
         )
-    link, there = _link_of(line), None if machine is None else speeds_from(machine)
+    link, there = link_of(line), None if machine is None else speeds_from(machine)
     usual = range(1, n_local + 1) if there is None else [2**i for i in range(there.cores.bit_length())] + [there.cores]
     every_ranks = _numbers("ranks", ranks, usual)
     every_nodes = _numbers("nodes", nodes, range(1, n_nodes + 1))
@@ -326,6 +326,8 @@ def plan(
             f"nodes is {every_nodes}, and the session has one node, so no link can be measured; expected also line, "
             'such as line="10Gbit"'
         )
+    if not all(one > 0 for one in slow):
+        raise ValueError(f"slow is {slow!r}; expected positive numbers")
     target = Target(session, f, inputs, named, params)
     given = target.rule if rule is None else rule
     if rule is None and given == "local":
@@ -333,7 +335,7 @@ def plan(
             f"rule is 'local' of {target.name}, whose delay is chosen by measured times; expected also rule, such as "
             'rule="delayed:20"'
         )
-    kinds = [_rule_of(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
+    kinds = [rule_of(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
     batches = _numbers("batch", batch, [target.n_rows])
     sizes = sizes_between(math.ceil(min(batches) / (max(every_ranks) * max(every_nodes))), max(batches))
     if there is not None:
@@ -496,7 +498,8 @@ def _numbers(name: str, given: Any, default: Sequence[int]) -> list[int]:
     return sorted({int(one) for one in found})
 
 
-def _link_of(line: Any) -> Link | None:
+def link_of(line: Any) -> Link | None:
+    """Return a link between nodes, as `plan` takes it."""
     if line is None:
         return None
     if isinstance(line, str):
@@ -508,7 +511,7 @@ def _link_of(line: Any) -> Link | None:
     raise ValueError(f'line is {line!r}; expected such as "10Gbit" or "100Mbit", or (seconds, bytes per second)')
 
 
-def _rule_of(given: Any) -> Rule:
+def rule_of(given: Any) -> Rule:
     """Return how the model describes a training rule."""
     if given is None or isinstance(given, BSP):
         return Rule()

@@ -17,6 +17,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Callable
 
+from synkhronos._utils.rendezvous import count_launched
+
 _CALLS = 5  # the first ones may compile
 _SECONDS = 20.0  # of all calls of a function, after which fewer calls are enough
 
@@ -197,25 +199,44 @@ def options_of(given: Any) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If one cannot be read.
+        If one cannot be read, or a file cannot be written.
     """
     from synkhronos._costs import speeds_from
 
     found: dict[str, Any] = {"line": given.line, "machine_out": given.machine_out}
+    for name in ("machine_out", "csv", "plot"):
+        if getattr(given, name) is not None:
+            check_file(name.replace("_", "-"), getattr(given, name))
     if given.machine is not None:
         found["machine"] = speeds_from(given.machine)
     for name in ("nodes", "ranks", "batch"):
         text = getattr(given, name)
         if text is not None:
             found[name] = numbers(name, text)
+    if max(found.get("nodes", [1])) > 1 and given.line is None and count_launched(os.environ) == 1:
+        raise ValueError(f"--nodes is {given.nodes!r} without nodes to measure; expected also a link, as --line 10Gbit")
     if given.rule is not None:
         found["rule"] = given.rule.split(",")
     if given.slow is not None:
-        slow = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)", given.slow)
-        if slow is None:
+        slow = re.fullmatch(r"([1-9]\d*)x(\d+(?:\.\d+)?)", given.slow)
+        if slow is None or not float(slow[2]):
             raise ValueError(f"--slow is {given.slow!r}; expected such as 1x5, for one rank that is five times slower")
         found["slow"] = [float(slow[2])] * int(slow[1])
     return found
+
+
+def check_file(name: str, path: str) -> None:
+    """Raise `ValueError` if a file cannot be written, or if Matplotlib cannot draw to it."""
+    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else os.path.dirname(path) or ".", os.W_OK):
+        raise ValueError(f"--{name} is {path!r}, which cannot be written; expected a file in a folder that exists")
+    if name == "plot":
+        try:
+            from matplotlib.backend_bases import FigureCanvasBase
+        except ImportError as error:
+            raise ValueError(f"--plot is {path!r}; expected also Matplotlib, which is not usable: {error}") from None
+        suffix, kinds = os.path.splitext(path)[1][1:].lower(), FigureCanvasBase.get_supported_filetypes()
+        if suffix and suffix not in kinds:
+            raise ValueError(f"--plot is {path!r}; expected one of the suffixes {', '.join(sorted(kinds))}")
 
 
 def numbers(name: str, text: str) -> list[int]:
@@ -253,12 +274,16 @@ def watch_program(program: Sequence[str], given: Any) -> Watch:
 
     Raises
     ------
-    ValueError, OSError, ImportError
+    ValueError
         If an option cannot be used, or there is no such script.
+    ImportError
+        If the backend cannot be imported.
     """
     watch = Watch(options_of(given))
-    with open(program[0], "rb"):
-        pass
+    try:
+        open(program[0], "rb").close()
+    except OSError as error:
+        raise ValueError(f"SCRIPT is {program[0]!r}; expected a file that can be read: {error.strerror}") from None
     watch.install()
     return watch
 

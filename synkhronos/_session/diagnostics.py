@@ -161,6 +161,13 @@ def worker_error(
     )
 
 
+def controller_error(name: str, rank: int, error: Exception) -> WorkerError:
+    """Return the error to raise for the failure of a call that the controller computes alone, on CPU cores."""
+    failure = Failure.of(error)
+    message = f"rank {rank} (cpu) failed in Call {name}: {failure.summary}\nThe controller computed this call alone."
+    return WorkerError(message, rank, "cpu", failure.traceback, error)
+
+
 def _rows_of(command: Call, rank: int, summary: str) -> str:
     """Describe the rank's data points, because graphs with a built-in batch size fail on shards of another size."""
     n_points, n_all = command.counts[rank], sum(command.counts)

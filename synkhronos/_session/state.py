@@ -33,13 +33,14 @@ from synkhronos._rank import (
     start_ranks,
 )
 from synkhronos._session.devices import connect_gpus, take_gpus
+from synkhronos._session.diagnostics import controller_error
 from synkhronos._session.dispatch import Dispatcher, RankGroup, State
 from synkhronos._session.function_registry import FunctionRegistry
 from synkhronos._session.ledger import Ledger, Staged
-from synkhronos._session.replicas import ReplicaCheck, StaleReplicas
+from synkhronos._session.replicas import ReplicaCheck, StaleReplicas, Updates
 from synkhronos._session.shards import ShapeCache, Shards
 from synkhronos._session.submission import Sequencer
-from synkhronos._utils.interrupts import collect_garbage, deferred_interrupts
+from synkhronos._utils.interrupts import collect_garbage, deferred_interrupts, let_interrupts_pass
 from synkhronos.errors import SessionError
 
 #: Segments of this process. They outlive a session, so that `Data` of one session can be used in the next one.
@@ -198,6 +199,44 @@ class Session:
         if self.replica_check.every:
             self.replica_check.warn_of_differences([self.replica.variables[key] for key in self.stale.not_viewed(keys)])
         return self.stale.view(keys, self.issue)
+
+    def compute_alone(
+        self, run: Callable[[list[Any]], list[Any]], arrays: list[Any], updates: Updates, name: str
+    ) -> list[Any]:
+        """Compute a call on the controller alone, and record which variables are stale on the other ranks.
+
+        Parameters
+        ----------
+        run : callable
+            Computes the outputs from the list of inputs.
+        arrays : list
+            The inputs.
+        updates : Updates
+        name : str
+            Name of the function, for the message.
+
+        Returns
+        -------
+        list
+            The outputs.
+
+        Raises
+        ------
+        WorkerError
+            If it fails, as for a command.
+        """
+        try:
+            if not (updates.known or updates.unknown):
+                return self.private(self.replica.compute(run, arrays))
+            try:
+                self.stale.begin(updates)
+                outputs = self.replica.compute(run, arrays)
+            finally:
+                self.stale.end(updates)
+            return self.private(outputs)
+        except Exception as error:
+            let_interrupts_pass(error)
+            raise controller_error(name, self.master_rank, error) from None
 
     # -- memory
 

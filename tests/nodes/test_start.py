@@ -241,7 +241,7 @@ def test_host_names_that_do_not_resolve_are_reported():
     command = [sys.executable, "-m", "synkhronos", "run", "--hosts", "nosuch.invalid,localhost,nor.invalid", "x.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     text = "--hosts: no address found for nosuch.invalid, nor.invalid; check the spelling, DNS and /etc/hosts"
-    assert (done.returncode, done.stderr) == (1, f"python -m synkhronos run: {text}\n")
+    assert (done.returncode, done.stderr) == (2, f"python -m synkhronos run: {text}\n")
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import numpy as np
 import psutil
 import pytest
 from backend import theano_only
+from page_programs import programs
 from scripts import ROOT
 
 sys.path.append(str(ROOT))
 
-from benchmarks import call, figures, limits, report, rules
+from benchmarks import call, figures, limits, readme, report, rules
+from benchmarks.contestants.readme import FOR_PYMC, compiled_parts, without_synkhronos
 from benchmarks.harness import Contest
 from benchmarks.peers import missing
 from benchmarks.processes import Contestant, ContestantFailed
@@ -271,6 +273,31 @@ def test_the_call_figure_in_small(tmp_path):
     assert "## The overhead of a call" in text and result.environment["Theano"] == "1.0.5"
     assert f"](page/{report.anchor(processor())}.md#the-overhead-of-a-call)" in page.read_text()
     assert not set(psutil.Process().children()) - before
+
+
+@theano_only("contestants in Theano's names")
+def test_the_figure_of_readmes_program_in_small():
+    result = Result("readme", "README")
+    readme.measure(result, rounds=1)
+    (panel,) = result.groups.values()
+    assert set(panel["contestants"]) == {"Theano, 1 thread", "Theano, 2 threads", "Synkhronos, 2 ranks"}
+    values = {row.key: row.value for row in result.rows}
+    assert set(values) == {"readme/step-1", "readme/step-2"} and all(0 < value < 100 for value in values.values())
+
+
+@pytest.mark.timeout(600)
+def test_readmes_program_for_pymc_is_a_contestant():
+    """With little data. Its serial form, which takes as long to compile, is only looked at."""
+    pytest.importorskip("pymc")
+    shorter = ("200_000", "2_000"), ("pm.sample()", "pm.sample(20, tune=20)")
+    *_, ours = readme.contestants("PyMC", FOR_PYMC, ("pymc",), changes=shorter)
+    with Contest([ours]) as contest:
+        samples = contest.run(1, contest.alike(), warm_up=0)
+    assert 0 < samples["Synkhronos, 2 ranks"].median < 600
+    (code,) = [code for code, _, mark in programs(ROOT / "README.md", "README", False).values() if mark == FOR_PYMC]
+    serial = without_synkhronos(code)
+    assert "synk" not in serial and "parallel" not in serial
+    assert serial.count("\n") == code.count("\n") and len(compiled_parts(serial)) == 2
 
 
 @theano_only("contestants in Theano's names")

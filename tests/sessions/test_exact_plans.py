@@ -270,12 +270,32 @@ def test_a_call_that_fails_changes_no_variable(session, nets):
     ours.step(*values(8))
     synk.distribute()
     before = [var.get_value() for var in ours.state]
-    with pytest.raises((IndexError, ValueError)):
+    with pytest.raises(synk.WorkerError, match="The controller computed this call alone"):
         ours.step(values(8)[0], np.full(8, 99, "int32"))
     with pytest.raises(TypeError):
         ours.step(values(8)[0].astype("complex128"), values(8)[1])
     close(ours.state, before, 0, 0)
     assert not synk.check_replicas(ours.state)
+
+
+@pytest.mark.parametrize("plan", ["rows", "controller"])
+@pytest.mark.parametrize("n_before", [0, 3])
+def test_an_error_in_the_data_has_the_same_class_with_each_plan(two, plan, n_before):
+    """Also in a repeated call, which takes a shorter path."""
+    x, y = T.dmatrix("x"), T.ivector("y")
+    table, total = theano.shared(np.zeros(5), "table"), theano.shared(0.0, "total")
+    updates = [(total, total + x.sum())]
+    function = synk.function([x, y], table[y] + x[:, 0], updates=updates, exact=True, plan=plan, name="lookup")
+    given = np.ones((4, 3))
+    for _ in range(n_before):
+        function(given, np.zeros(4, "int32"))
+    with pytest.raises(synk.WorkerError, match=r"^rank 0 \(cpu\) failed in Call lookup: IndexError: ") as caught:
+        function(given, np.full(4, 99, "int32"))
+    assert isinstance(caught.value.exception, IndexError) and caught.value.rank == 0
+    assert ("computed this call alone" in str(caught.value)) == (plan == "controller")
+    assert "Traceback" in caught.value.traceback_text
+    close(function(given, np.zeros(4, "int32")), np.ones(4))
+    close(total.get_value(), 12.0 * (n_before + 1))
 
 
 def test_slices_sequences_and_calls_without_rows_use_all_ranks(two, nets):

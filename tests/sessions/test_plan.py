@@ -375,6 +375,7 @@ MISTAKES = [
     ({"batch": []}, "batch is empty; expected at least one int"),
     ({"nodes": 2}, "expected also line"),
     ({"line": "fast"}, "line is 'fast'; expected such as"),
+    ({"slow": [5, 0]}, "slow is [5, 0]; expected positive numbers"),
     ({"rule": "often"}, "rule is 'often'; expected"),
     ({"rule": synk.rules.GoSGD()}, "gossip has no model"),
     ({"rule": "delayed:1"}, "rule is 'delayed every=1'; expected a delay of at least 1 and less than every"),
@@ -483,18 +484,7 @@ def test_an_error_of_the_script_keeps_its_traceback(tmp_path):
 
 def test_the_command_measures_a_script(tmp_path):
     """It ends when the table is complete. Unknown options are the script's own."""
-    words = [
-        "--nodes",
-        "1-4",
-        "--line",
-        "1Gbit",
-        "--rule",
-        "bsp,local:8",
-        "--own",
-        "3",
-        "--csv",
-        str(tmp_path / "a.csv"),
-    ]
+    words = ["--nodes", "1-4", "--line", "1Gbit", "--rule", "bsp,local:8", "--own", "3", f"--csv={tmp_path / 'a.csv'}"]
     code, text, errors = run_plan(tmp_path, *words, options="exact=True")
     assert code == 0, errors
     assert text.startswith("['--own', '3'] __main__\nnodes ")
@@ -510,8 +500,8 @@ def test_the_command_writes_this_machine_and_takes_another(tmp_path):
     assert code == 0, errors
     assert set(json.loads(path.read_text())) == {"products", "memory", "memory_of_all", "cores", "command", "meeting"}
     code, text, errors = run_plan(tmp_path, "--machine", str(path), "--machine-out", str(tmp_path))
-    assert (code, text.count("Assumed")) == (1, 0)
-    assert "Is a directory" in errors
+    assert (code, text) == (2, "")
+    assert re.search(r"plan: --machine-out is .*; expected a file in a folder that exists\n$", errors)
     code, text, errors = run_plan(tmp_path, "--machine", str(path))
     assert code == 0, errors
     assert "Assumed, not measured: a machine with 2 cores" in text
@@ -585,10 +575,20 @@ def test_the_command_says_if_there_is_nothing_to_measure(tmp_path):
     assert "calls no function of Synkhronos of which the number of rows can be changed" in text
 
 
-@pytest.mark.parametrize(
-    "words", [["--nodes", "many"], ["--slow", "often"], ["--rule", "often"], ["--machine", "none.json"]]
-)
-def test_mistakes_on_the_command_line(tmp_path, words):
-    code, _, errors = run_plan(tmp_path, *words)
-    assert code == 1
-    assert re.search(rf"plan: .*{words[1]}.*; expected", errors)
+OPTIONS = """nodes=many nodes=1-4 ranks=0 batch=1.5 line=fast rule=bsp,often rule=delayed:1 slow=often slow=1x0
+    machine=none.json machine-out=/none/a csv=/none/a plot=/none/a.png plot=/tmp/a.b"""
+
+
+@pytest.mark.parametrize("option", re.split(r"\s+", OPTIONS))
+def test_wrong_values_are_refused_before_the_script_runs(tmp_path, option):
+    code, text, errors = run_plan(tmp_path, f"--{option}", script="print('it ran')")
+    assert (code, text) == (2, "")
+    value = re.split("[=,:]", option)[-1]
+    assert re.fullmatch(rf"python -m synkhronos plan: .*{value}.*; expected .*\n", errors)
+
+
+def test_a_missing_script_is_refused(tmp_path):
+    command = [sys.executable, "-m", "synkhronos", "plan", "none.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    text = "SCRIPT is 'none.py'; expected a file that can be read: No such file or directory"
+    assert (done.returncode, done.stderr) == (2, f"python -m synkhronos plan: {text}\n")

@@ -277,21 +277,26 @@ class TestRun:
         assert len(done.stderr.splitlines()) == 1
 
     @pytest.mark.parametrize(
-        ("words", "reason"),
+        ("words", "usage", "reason"),
         [
-            ([], "the following arguments are required: COMMAND"),
-            (["run"], "run: got no program; use python -m synkhronos run SCRIPT"),
-            (["run", "--hosts", "a"], "run: got no program"),
-            (["run", "--host", "a", "x.py"], "run: unknown option --host; did you mean --hosts?"),
-            (["go"], "argument COMMAND: invalid choice: 'go' (choose from "),
-            (["info", "--yaml"], "unrecognized arguments: --yaml"),
+            ([], " [-h] [--version] COMMAND ...", "the following arguments are required: COMMAND"),
+            (["go"], " [-h] [--version] COMMAND ...", "argument COMMAND: invalid choice: 'go' (choose from "),
+            (["run"], " run SCRIPT [ARGUMENT ...]", "got no program; use python -m synkhronos run SCRIPT"),
+            (["run", "--hosts", "a"], " run SCRIPT [ARGUMENT ...]", "got no program"),
+            (["run", "--hosts"], " run SCRIPT [ARGUMENT ...]", "argument --hosts: expected one argument"),
+            (["run", "--host", "a", "x.py"], " run SCRIPT [ARG", "unknown option --host; did you mean --hosts?"),
+            (["info", "--yaml"], " info [-h] [--json] [--gpu]", "unrecognized arguments: --yaml"),
+            (["top", "once"], " top [-h] [--once]", "unrecognized arguments: once"),
+            (["plan"], " plan SCRIPT [OPTION ...] [ARGUMENT ...]", "the following arguments are required: SCRIPT"),
+            (["plan", "x.py", "--line"], " plan SCRIPT [OPTION ...]", "argument --line: expected one argument"),
         ],
     )
-    def test_wrong_commands(self, tmp_path, words, reason):
+    def test_wrong_commands_show_the_usage_of_the_command(self, tmp_path, words, usage, reason):
         done = launch(*words, cache=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith("usage: python -m synkhronos [-h] [--version] COMMAND ...\n")
-        assert f"python -m synkhronos: error: {reason}" in done.stderr
+        assert done.stderr.startswith(f"usage: python -m synkhronos{usage}")
+        command = f" {words[0]}" if words and words != ["go"] else ""
+        assert f"\npython -m synkhronos{command}: error: {reason}" in done.stderr
 
     def test_help(self, tmp_path):
         done = launch("run", "--help", cache=tmp_path)
