@@ -180,6 +180,33 @@ except synk.SessionError:
     assert out.splitlines() == ["True", "broken"], err
 
 
+@pytest.mark.parametrize(("options", "signals"), [("", 2), (", timeout=2.5", 1)])
+def test_ctrl_c_in_a_step_with_collectives_that_hangs(options, signals):
+    """The controller waits for the other rank within its own step."""
+    out, err = run_script(
+        f"""
+synk.fork(2{options})
+w, x, fault = theano.shared(0.0, "w"), T.dvector("x"), theano.shared(0, "fault")
+change = synk.averaged(Fault()(x, fault).sum())
+f = synk.function([x], w, updates=[(w, w + change)], mode="FAST_COMPILE")
+synk.distribute()
+synk.set_value(1, fault, LONG_SLEEP)
+for number in range({signals}):
+    threading.Timer(0.5 + number, os.kill, (os.getpid(), signal.SIGINT)).start()
+began = time.monotonic()
+try:
+    synk.loop(f, [np.zeros(100)], params=[w], batch_size=1, epochs=3)
+except KeyboardInterrupt:
+    print(time.monotonic() - began < 15)
+try:
+    f(np.zeros(2))
+except synk.SessionError:
+    print("broken")
+"""
+    )
+    assert out.splitlines() == ["True", "broken"], err
+
+
 class Fails(rules.Average):
     """A rule that fails on one rank only, where the parameters have a certain value."""
 
