@@ -479,7 +479,8 @@ class _Loop:
         mean_loss = None
         if run.epoch and isinstance(self._rule, Average) and type(self._rule).on_epoch is not Average.on_epoch:
             mean_loss = run._mean_loss(min(run.steps) - in_epoch)
-        n_barriers = 64 + 2 * sum(_graph.get_array(var).nbytes for var in self._variables) // _LEAST_PIECE  # of a step
+        n_bytes = sum(_graph.get_array(var).nbytes for var in (*self._variables, *self._others))
+        n_barriers = 64 + 2 * n_bytes // _LEAST_PIECE  # of a step
         n_barriers *= 16 if self._together else 1  # the step may have other collectives
         most = max(1, min(MOST_STEPS, MOST_BARRIERS // n_barriers)) * n_ranks
         first, opening = 0, self._opening

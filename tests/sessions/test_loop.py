@@ -8,6 +8,8 @@ from rule_simulator import simulate
 import synkhronos as synk
 from synkhronos import rules
 from synkhronos._api.run import delayed, to_hide
+from synkhronos._rank import MOST_BARRIERS, Loop
+from synkhronos._session import current
 from synkhronos.extensions.train import make_train_function
 
 N_ROWS, N_COLUMNS, RATE = 61, 3, 0.05
@@ -290,6 +292,30 @@ def test_long_epochs_are_divided_into_commands(session, monkeypatch):
     run = train()
     np.testing.assert_array_equal(run.params[0], expected.params[0])
     assert run.steps == expected.steps
+
+
+@pytest.mark.parametrize(("size", "most"), [(10, 15), (1_000_000, 3)])
+def test_a_loop_has_more_barriers_than_one_command_can_number(session, monkeypatch, size, most):
+    """Each command begins to number them again; a rank would pass a barrier with a used number too early."""
+    limit, n_steps, numbers = 1000, 600 if size < 100 else 12, current("test").replica._group.sync
+    w, moment, x = theano.shared(0.0, "w"), theano.shared(np.zeros(size), "moment"), T.vector("x", "float64")
+    step = synk.function([x], x.sum(), updates=[(w, w + 1), (moment, moment + 1)])
+    made, run_command = [], current("test").run
+
+    def run(command):
+        result = run_command(command)
+        if isinstance(command, Loop):
+            made.append((command.n_batches // session, max(numbers.arrived) % MOST_BARRIERS))
+        return result
+
+    monkeypatch.setattr("synkhronos._api.loops.MOST_BARRIERS", limit)
+    monkeypatch.setattr(current("test"), "run", run)
+    options = {"rule": rules.LocalSGD(every=1), "others": "average"}
+    synk.loop(step, [np.ones(n_steps * session)], params=[w], batch_size=1, epochs=1, **options)
+    assert w.get_value() == n_steps and (moment.get_value() == n_steps).all()
+    steps, barriers = zip(*made)
+    assert max(steps) == most and max(barriers) < limit
+    assert sum(barriers) > limit or size > 100
 
 
 def test_constants_names_and_ends_of_batches(session):
