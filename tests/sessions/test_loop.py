@@ -1,8 +1,11 @@
 """Training loops: values as in a simulation with the same rules, data, schedules, and what a program sees of them."""
 
+import time
+
 import numpy as np
 import pytest
 from backend import T, theano
+from deadline import wait_for
 from rule_simulator import simulate
 
 import synkhronos as synk
@@ -426,6 +429,35 @@ def test_a_delay_hides_the_exchange_and_one_step_until_it_begins(exchange, step,
     assert (delay - 1) * step >= exchange > (delay - 2) * step
     rule = delayed(delay)
     assert [rule.delay_at(n) for n in range(1, 100) if rule.exchanges_at(n)][:8] == [0] * 6 + [delay] * 2
+
+
+MADE = []
+
+
+def noted_batches(rank, n_ranks, epoch, rng):
+    for step in range(6):
+        MADE.append(step)
+        time.sleep(0.1 * (rank == 1))
+        yield [np.zeros(1)]
+
+
+class AfterTheNextBatch(rules.Average):
+    """It waits after each step, which increments x, until the next batch has begun to be made."""
+
+    def before(self, x, state):
+        wait_for(lambda: len(MADE) > min(x[0], 5), "the next batch")
+        return x.copy()
+
+
+def test_a_batch_is_prepared_during_the_step_before(session):
+    w, x = theano.shared(np.zeros(1), "w"), T.vector("x", "float64")
+    step = synk.function([x], x.sum(), updates=[(w, w + 1)])
+    MADE.clear()
+    rule = AfterTheNextBatch(every=1)
+    run = synk.loop(step, noted_batches, params=[w], batch_size=1, steps=6, rule=rule)
+    assert run.steps == [6] * session
+    if session > 1:  # all wait for rank 1
+        assert run.waited[0] > 0.4
 
 
 # -- invalid arguments
