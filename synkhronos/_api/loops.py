@@ -211,6 +211,8 @@ class _Loop:
         saved: Saved | None,
     ) -> None:
         name, self._is_delay_open = repr(rule), rule == "local" and not session.is_on_one_node
+        #: Steps of the next commands: the first step of a loop, in which the backend may compile, and measured steps.
+        self._opening = [1, N_MEASURED - 1] if self._is_delay_open else []
         if not isinstance(rule, Rule):
             rule = delayed(1) if self._is_delay_open else BSP()
         self._together = _ranks_of_a_step(session, f, inputs, rule) if isinstance(f, Function) else None
@@ -465,7 +467,7 @@ class _Loop:
 
     def _use_delay(self, delay: int) -> None:
         """Have the ranks use another rule from the next command on."""
-        self._is_delay_open, self._rule = False, delayed(delay)
+        self._is_delay_open, self._opening, self._rule = False, [], delayed(delay)
         self._exchange = replace(self._exchange, rule=cloudpickle.dumps(self._rule))
 
     def _make_epoch(self, run: Run, n_steps: int, in_epoch: int) -> None:
@@ -477,11 +479,11 @@ class _Loop:
         mean_loss = None
         if run.epoch and isinstance(self._rule, Average) and type(self._rule).on_epoch is not Average.on_epoch:
             mean_loss = run._mean_loss(min(run.steps) - in_epoch)
-        n_barriers = 64 + 2 * sum(_graph.get_array(var).nbytes for var in self._variables) // _LEAST_PIECE  # of a step
+        n_bytes = sum(_graph.get_array(var).nbytes for var in (*self._variables, *self._others))
+        n_barriers = 64 + 2 * n_bytes // _LEAST_PIECE  # of a step
         n_barriers *= 16 if self._together else 1  # the step may have other collectives
         most = max(1, min(MOST_STEPS, MOST_BARRIERS // n_barriers)) * n_ranks
-        opening = [1, N_MEASURED - 1] if self._is_delay_open else []
-        first = 0
+        first, opening = 0, self._opening
         while first < n_batches:
             n_now = min(opening.pop(0) * n_ranks if opening else most, n_batches - first)
             step = run.epoch * in_epoch + first // n_ranks
@@ -490,7 +492,7 @@ class _Loop:
                 run._add(self._combined(records))
                 self._unanswered = None
             first += n_now
-            if self._is_delay_open and (not opening or first == n_batches):
+            if self._is_delay_open and not opening:
                 self._choose_delay(run, records, n_now // n_ranks)
 
     def _combined(self, records: Sequence[Records]) -> Sequence[Records]:

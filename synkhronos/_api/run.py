@@ -150,8 +150,8 @@ class Run:
     interrupted : bool
         Whether Ctrl-C, or the exception of another signal handler, has ended the loop.
     delay : int or None
-        With ``rule="local"`` on several nodes, the delay of the averages in steps, which was chosen in the first epoch.
-        An average begins after every ``2 * delay`` steps.
+        With ``rule="local"`` on several nodes, the delay of the averages in steps, which was chosen in the first epoch,
+        or in the second one if an epoch has a single step. An average begins after every ``2 * delay`` steps.
 
     Examples
     --------

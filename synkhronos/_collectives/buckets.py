@@ -130,8 +130,14 @@ class Bucket(NamedTuple):
     how: Algorithm | list[int]
 
     def cut(self, some: slice) -> Bucket:
-        """Return the bucket for a slice of the elements; its arrays are views."""
-        return Bucket(self.array[some], None if self.out is None else self.out[some], self.how)
+        """Return the bucket for a slice of the elements of the result; its arrays are views.
+
+        In an all-gather, a single rank contributes elements.
+        """
+        how = self.how
+        if isinstance(how, list):
+            how = [(some.stop - some.start) * (n > 0) for n in how]
+        return Bucket(self.array[some], None if self.out is None else self.out[some], how)
 
     @property
     def dtype_of_result(self) -> np.dtype:
@@ -171,7 +177,8 @@ def _bytes_of(part: Undivided) -> int:
 def divide(parts: Sequence[Undivided], are_small: Sequence[bool] | None = None) -> tuple[list[Bucket], list[Piece]]:
     """Split a collective into small arrays, which are sent with the votes, and pieces.
 
-    A large array is split into several pieces. Consecutive smaller arrays with the same reduction share a piece.
+    A large array is split into several pieces, unless several ranks contribute elements to an all-gather. Consecutive
+    smaller arrays with the same reduction share a piece.
 
     Parameters
     ----------
@@ -196,17 +203,19 @@ def divide(parts: Sequence[Undivided], are_small: Sequence[bool] | None = None) 
         part, n_bytes = Bucket(array.reshape(-1), None if out is None else out.reshape(-1), how), _bytes_of(one)
         if is_small:
             small.append(part)
-        elif isinstance(how, list):
+        elif isinstance(how, list) and sum(map(bool, how)) != 1:
             pieces.append([part])
             room = 0
-        elif n_bytes <= min(room, SHARED_BYTES) and how.name == name:
+        elif not isinstance(how, list) and n_bytes <= min(room, SHARED_BYTES) and how.name == name:
             pieces[-1].append(part)
             room -= n_bytes
         else:
             of_one = min(max(n_bytes // _PIECES, _LEAST_BYTES), PIECE_BYTES)
-            pieces += [[part.cut(slice(*some.bounds))] for some in shares(array.size, -(-n_bytes // of_one))]
-            room = PIECE_BYTES - n_bytes if n_bytes <= SHARED_BYTES and max(how.rows) == 1 else 0
-            name = how.name
+            length = sum(how) if isinstance(how, list) else array.size
+            pieces += [[part.cut(slice(*some.bounds))] for some in shares(length, -(-n_bytes // of_one))]
+            room = 0
+            if not isinstance(how, list) and n_bytes <= SHARED_BYTES and max(how.rows) == 1:
+                room, name = PIECE_BYTES - n_bytes, how.name
     return small, pieces
 
 

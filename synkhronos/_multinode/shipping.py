@@ -139,8 +139,9 @@ def runs(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
         yield from zip(firsts.tolist(), (lasts + 1).tolist())
 
 
-#: Number of blocks after which a piece of data is complete. A piece has fewer than twice as many, so copies stay small.
-PIECE = 2048
+#: Number of blocks after which a piece of data is complete. A piece has fewer than twice as many, or 3 MiB: copies stay
+#: small, and the time-out limits each piece.
+PIECE = 384
 
 #: Array that ranks read, axis of its rows, and rows that they read (``None``: the full array).
 _Part = tuple[ArrayRef, int, Union[Rows, np.ndarray, None]]

@@ -84,7 +84,9 @@ class Loops:
                 of.rule.on_epoch(loop.mean_loss, of.state)
         scheduled = [self.segments.view(ref) for ref in loop.scheduled]
         shared = [(self.variables[key], self.segments.view(ref)) for key, ref in loop.shared]
-        undivided = deferred_interrupts if self._is_controller else contextlib.nullcontext
+        undivided: Callable[[], Any] = contextlib.nullcontext
+        if self._is_controller:  # in a step with collectives, which waits for other ranks, a second interrupt ends it
+            undivided = functools.partial(deferred_interrupts, may_end=exchange.together is not None)
         turns = engine.turns(loop)
         status = of.status
         for turn, inputs in self._batches(loop, of, turns):

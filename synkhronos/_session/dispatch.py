@@ -32,7 +32,13 @@ from synkhronos._rank import (
 from synkhronos._session.diagnostics import ALL_MADE, BROKEN, LOST, NONE_MADE, Outcome, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
 from synkhronos._utils import KeyedCache
-from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass, new_lock
+from synkhronos._utils.interrupts import (
+    deferred_interrupts,
+    interrupt_behind,
+    let_interrupts_pass,
+    new_lock,
+    take_end,
+)
 from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
 #: Commands after which an interrupt waits for a rank's step, or copy.
@@ -301,8 +307,11 @@ class Dispatcher:
     def _settled(self, command: Command | None) -> bool:
         """Wait shortly for the ranks to abort or finish their command; return whether the session is usable again.
 
-        In a loop, each rank completes its step, which may take as long as the timeout; a second Ctrl-C ends this wait.
+        In a loop, each rank completes its step, which may take as long as the timeout; a second Ctrl-C ends this wait,
+        and that of a step with collectives.
         """
+        if take_end():
+            return False
         if isinstance(command, _LONG) and not self._group.settle(self._timeout):
             return False
         with deferred_interrupts():

@@ -24,6 +24,7 @@ import gc
 import os
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections import deque
@@ -55,19 +56,31 @@ def _release_locks() -> None:
 
 os.register_at_fork(after_in_child=_release_locks)
 
-# State of the main thread: depth of nested blocks, the program's handlers that `_note` replaces, and pending signals.
+#: A signal that arrives again within this many seconds counts as the same one, because launchers pass signals on.
+_SAME_SECONDS = 0.3
+
+# State of the main thread: depth of nested blocks, whether a second signal may end the outermost one, and whether it
+# has ended one; the program's handlers that `_note` replaces, and pending signals with the times of their arrival.
 _depth = 0
+_may_end = _has_ended = False
 _handlers: dict[int, Any] = {}
-_came: list[int] = []
+_came: dict[int, float] = {}
 
 
 def _note(number: int, frame: Any) -> None:
     """Record a pending signal; the handler of all signals inside a block."""
+    global _has_ended
     if not _depth:  # the block has not begun yet, or has ended: run the program's handler now
         if number in _handlers:
             _handlers[number](number, frame)
     elif number not in _came:  # pending signals of one number merge, as in the kernel
-        _came.append(number)
+        _came[number] = time.monotonic()
+    elif _may_end and _depth == 1 and time.monotonic() - _came[number] > _SAME_SECONDS:
+        try:
+            _handlers[number](number, frame)
+        except BaseException:
+            _has_ended = True
+            raise
 
 
 def _python_handlers() -> dict[int, Any]:
@@ -82,10 +95,18 @@ class deferred_interrupts:
 
     It has no effect in threads other than the main one, where no handlers run. It takes about 10 µs, too much for each
     call of a function.
+
+    Parameters
+    ----------
+    may_end : bool
+        Whether the handler of a signal that arrives a second time runs at once, except in nested blocks.
     """
 
+    def __init__(self, may_end: bool = False) -> None:
+        self._may_end = may_end
+
     def __enter__(self) -> None:
-        global _depth
+        global _depth, _may_end
         native.require_frames(_FRAMES)  # raises RecursionError before the block instead of inside it
         self._deferring = threading.get_ident() == threading.main_thread().ident
         if self._deferring:
@@ -93,6 +114,7 @@ class deferred_interrupts:
                 self._replaced = _python_handlers()
                 _handlers.update(self._replaced)
                 notes = dict.fromkeys(self._replaced, _note)
+                _may_end = self._may_end
             _depth += 1  # from here on, handlers can only interrupt the call of `set_handlers`
             if _depth == 1:
                 try:
@@ -122,7 +144,8 @@ def _handle(frame: Any) -> None:
     """Run the handlers of all pending signals, even if some of them raise."""
     if _came:
         try:
-            number = _came.pop(0)
+            number = next(iter(_came))
+            del _came[number]
             _handlers[number](number, frame)
         finally:
             _handle(frame)
@@ -132,6 +155,13 @@ def handle_interrupts() -> None:
     """Run the handlers of pending signals inside a block; signals that arrive meanwhile are still deferred."""
     if threading.get_ident() == threading.main_thread().ident:
         _handle(sys._getframe(1))
+
+
+def take_end() -> bool:
+    """Return whether the exception of a second signal has ended a block since this was last called."""
+    global _has_ended
+    has_ended, _has_ended = _has_ended, False
+    return has_ended
 
 
 def interrupt_behind(error: BaseException) -> BaseException | None:

@@ -113,18 +113,51 @@ synk.close()
     assert out.splitlines() == expected, err
 
 
+@pytest.mark.parametrize("dies", ["Centre(every=1)", "Gossip(probability=1.0)"])
+def test_a_worker_is_killed_with_a_part_of_the_centre_or_a_message(dies):
+    """It holds a lock then, for which the controller waits."""
+    out, err = run_script(
+        COUNT.format(n=2, options=", restart_workers=True", rule=ENGINES["average"])
+        + f"""
+controller = os.getpid()
+def die(x):
+    if os.getpid() != controller and x[0] > 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+class Centre(rules.EASGD):
+    def meet(self, x, centre, state):
+        die(x)
+        return super().meet(x, centre, state)
+class Gossip(rules.GoSGD):
+    def merge(self, x, weight, other, other_weight):
+        die(x)
+        return super().merge(x, weight, other, other_weight)
+before, rule = rule, {dies}
+began = time.monotonic()
+try:
+    train(steps=10_000_000)
+except synk.WorkerRestarted as error:
+    print(error.ranks, time.monotonic() - began < 30)
+rule = before
+print(train(steps=20).steps)
+synk.close()
+"""
+    )
+    assert out.splitlines() == ["(1,) True", "[20, 20]"], err
+
+
 def test_a_step_that_fails_on_one_rank(session):
     w, x = theano.shared(0.0, "w"), T.ivector("x")
     table = theano.shared(np.ones(3), "table")
     f = synk.function([x], w, updates=[(w, w + table[x[0]])])
-    for rule in (rules.LocalSGD(every=2), rules.EASGD(every=2), rules.GoSGD(probability=0.5)):
+    never = rules.LocalSGD(every=10**7)  # the others do not wait for the rank that fails: they look in each step
+    for rule in (rules.LocalSGD(every=2), never, rules.EASGD(every=2), rules.GoSGD(probability=0.5)):
 
         def batches(rank, n_ranks, epoch, rng):
-            for step in range(100):
+            for step in range(10**7):
                 yield [np.array([5 if step == 31 and rank == n_ranks - 1 else 0], "int32")]
 
         with pytest.raises(synk.WorkerError, match=f"rank {session - 1} .*failed in Loop"):
-            synk.loop(f, batches, params=[w], batch_size=1, steps=100, rule=rule)
+            synk.loop(f, batches, params=[w], batch_size=1, steps=10**7, rule=rule)
         run = synk.loop(f, [np.zeros(8 * session, "int32")], params=[w], batch_size=1, epochs=1, rule=rule)
         assert sum(run.steps) == 8 * session
 
@@ -169,6 +202,33 @@ for number in range({signals}):
 began = time.monotonic()
 try:
     synk.loop(f, [np.zeros(100)], params=[w], batch_size=1, epochs=3, rule=rules.LocalSGD(every=2))
+except KeyboardInterrupt:
+    print(time.monotonic() - began < 15)
+try:
+    f(np.zeros(2))
+except synk.SessionError:
+    print("broken")
+"""
+    )
+    assert out.splitlines() == ["True", "broken"], err
+
+
+@pytest.mark.parametrize(("options", "signals"), [("", 2), (", timeout=2.5", 1)])
+def test_ctrl_c_in_a_step_with_collectives_that_hangs(options, signals):
+    """The controller waits for the other rank within its own step."""
+    out, err = run_script(
+        f"""
+synk.fork(2{options})
+w, x, fault = theano.shared(0.0, "w"), T.dvector("x"), theano.shared(0, "fault")
+change = synk.averaged(Fault()(x, fault).sum())
+f = synk.function([x], w, updates=[(w, w + change)], mode="FAST_COMPILE")
+synk.distribute()
+synk.set_value(1, fault, LONG_SLEEP)
+for number in range({signals}):
+    threading.Timer(0.5 + number, os.kill, (os.getpid(), signal.SIGINT)).start()
+began = time.monotonic()
+try:
+    synk.loop(f, [np.zeros(100)], params=[w], batch_size=1, epochs=3)
 except KeyboardInterrupt:
     print(time.monotonic() - began < 15)
 try:

@@ -16,7 +16,7 @@ from scripts import ROOT, read_pids, run_script, start_script
 
 import synkhronos as synk
 from synkhronos._session import held
-from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
+from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass, take_end
 
 
 class Alarm(Exception):
@@ -174,6 +174,26 @@ def test_deferred_signals_are_handled_once_when_the_block_ends(handled):
     assert len(came) == 3  # the exception of one handler does not prevent the other from running
     assert signal.getsignal(signal.SIGALRM) is give_alarm
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_signal_may_end_a_block(handled):
+    handled(signal.SIGALRM, give_alarm)
+    for may_end in (True, False):
+        seen = []
+        with pytest.raises(Alarm) as raised, deferred_interrupts(may_end=may_end):
+            signal.raise_signal(signal.SIGALRM)
+            signal.raise_signal(signal.SIGALRM)  # soon after the first one, it counts as the same
+            seen.append("soon")
+            time.sleep(0.4)
+            with deferred_interrupts():
+                signal.raise_signal(signal.SIGALRM)
+            seen.append("nested")
+            signal.raise_signal(signal.SIGALRM)
+            seen.append("later")
+        assert seen == ["soon", "nested", "later"][: 3 - may_end]
+        assert isinstance(raised.value.__context__, Alarm) == may_end
+        assert take_end() == may_end and not take_end()
+        assert signal.getsignal(signal.SIGALRM) is give_alarm
 
 
 def test_interrupted_deferring_restores_every_handler(handled, no_garbage_collection):

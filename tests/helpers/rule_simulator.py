@@ -40,6 +40,24 @@ class Logistic:
         return rows.T @ (1 / (1 + np.exp(-rows @ x)) - self.labels[rank, batch]) / 4
 
 
+class Network:
+    """A network of two tanh units with its own rows on each rank, in minibatches of four rows; it is not convex."""
+
+    def __init__(self, n_ranks, dtype):
+        rng = np.random.RandomState(3)
+        self.x0 = rng.randn(N).astype(dtype)
+        self.rows = rng.randn(n_ranks, 12, 2).astype(dtype)
+        self.targets = rng.randn(n_ranks, 12).astype(dtype)
+
+    def gradient(self, rank, x, step):
+        batch = slice(step % 3 * 4, step % 3 * 4 + 4)
+        rows, weights, out = self.rows[rank, batch], x[:4].reshape(2, 2), x[4:]
+        hidden = np.tanh(rows @ weights)
+        error = (hidden @ out - self.targets[rank, batch]) / 2
+        of_weights = rows.T @ (np.outer(error, out) * (1 - hidden**2))
+        return np.concatenate([of_weights.reshape(-1), hidden.T @ error])
+
+
 @dataclasses.dataclass
 class Run:
     """Result of a simulated training.

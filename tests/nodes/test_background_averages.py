@@ -297,6 +297,29 @@ def test_the_timeout_limits_a_piece_and_not_an_average(hosts, start_slow):
     ends_well(hosts, job)
 
 
+def test_the_timeout_limits_a_piece_of_a_first_broadcast_and_of_a_function(hosts, start_slow):
+    """A loop begins with a broadcast, and a function has a constant: each takes 8 s."""
+    job = start_slow(
+        "6mbit",
+        """
+        train_slowly(rules.LocalSGD(every=7))
+        w.set_value(np.full(SIZE, 5, "float32"))
+        began = time.monotonic()
+        run = synk.loop(f, [np.ones(n, "float32")], params=[w], batch_size=1, epochs=1, rule=rules.LocalSGD(every=7))
+        say(run.steps, run.params[0][[0, -1]], time.monotonic() - began > 7)
+        x, constant = T.fvector("x"), T.constant(np.arange(SIZE, dtype="float32"))
+        began = time.monotonic()
+        g = synk.function([x], (constant[-1] + x.sum(), "sum"))
+        synk.distribute()
+        say(time.monotonic() - began > 7, float(g(np.zeros(n, "float32"))) / n)
+        synk.close()
+        """.replace("SIZE", "1_600_000"),
+    )
+    assert hear(job)[1] == "[1, 1, 1, 1] [6. 6.] True"
+    assert hear(job)[1] == "True 1599999.0"
+    ends_well(hosts, job)
+
+
 def test_an_average_without_progress_is_reported(hosts, start_slow):
     job = start_slow(
         "6mbit",

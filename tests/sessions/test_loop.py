@@ -1,13 +1,18 @@
 """Training loops: values as in a simulation with the same rules, data, schedules, and what a program sees of them."""
 
+import time
+
 import numpy as np
 import pytest
 from backend import T, theano
+from deadline import wait_for
 from rule_simulator import simulate
 
 import synkhronos as synk
 from synkhronos import rules
 from synkhronos._api.run import delayed, to_hide
+from synkhronos._rank import MOST_BARRIERS, Loop
+from synkhronos._session import current
 from synkhronos.extensions.train import make_train_function
 
 N_ROWS, N_COLUMNS, RATE = 61, 3, 0.05
@@ -292,6 +297,30 @@ def test_long_epochs_are_divided_into_commands(session, monkeypatch):
     assert run.steps == expected.steps
 
 
+@pytest.mark.parametrize(("size", "most"), [(10, 15), (1_000_000, 3)])
+def test_a_loop_has_more_barriers_than_one_command_can_number(session, monkeypatch, size, most):
+    """Each command begins to number them again; a rank would pass a barrier with a used number too early."""
+    limit, n_steps, numbers = 1000, 600 if size < 100 else 12, current("test").replica._group.sync
+    w, moment, x = theano.shared(0.0, "w"), theano.shared(np.zeros(size), "moment"), T.vector("x", "float64")
+    step = synk.function([x], x.sum(), updates=[(w, w + 1), (moment, moment + 1)])
+    made, run_command = [], current("test").run
+
+    def run(command):
+        result = run_command(command)
+        if isinstance(command, Loop):
+            made.append((command.n_batches // session, max(numbers.arrived) % MOST_BARRIERS))
+        return result
+
+    monkeypatch.setattr("synkhronos._api.loops.MOST_BARRIERS", limit)
+    monkeypatch.setattr(current("test"), "run", run)
+    options = {"rule": rules.LocalSGD(every=1), "others": "average"}
+    synk.loop(step, [np.ones(n_steps * session)], params=[w], batch_size=1, epochs=1, **options)
+    assert w.get_value() == n_steps and (moment.get_value() == n_steps).all()
+    steps, barriers = zip(*made)
+    assert max(steps) == most and max(barriers) < limit
+    assert sum(barriers) > limit or size > 100
+
+
 def test_constants_names_and_ends_of_batches(session):
     w, rate = theano.shared(np.zeros(2), "w"), theano.shared(0.0, "rate")
     x = T.vector("x", "float64")
@@ -400,6 +429,35 @@ def test_a_delay_hides_the_exchange_and_one_step_until_it_begins(exchange, step,
     assert (delay - 1) * step >= exchange > (delay - 2) * step
     rule = delayed(delay)
     assert [rule.delay_at(n) for n in range(1, 100) if rule.exchanges_at(n)][:8] == [0] * 6 + [delay] * 2
+
+
+MADE = []
+
+
+def noted_batches(rank, n_ranks, epoch, rng):
+    for step in range(6):
+        MADE.append(step)
+        time.sleep(0.1 * (rank == 1))
+        yield [np.zeros(1)]
+
+
+class AfterTheNextBatch(rules.Average):
+    """It waits after each step, which increments x, until the next batch has begun to be made."""
+
+    def before(self, x, state):
+        wait_for(lambda: len(MADE) > min(x[0], 5), "the next batch")
+        return x.copy()
+
+
+def test_a_batch_is_prepared_during_the_step_before(session):
+    w, x = theano.shared(np.zeros(1), "w"), T.vector("x", "float64")
+    step = synk.function([x], x.sum(), updates=[(w, w + 1)])
+    MADE.clear()
+    rule = AfterTheNextBatch(every=1)
+    run = synk.loop(step, noted_batches, params=[w], batch_size=1, steps=6, rule=rule)
+    assert run.steps == [6] * session
+    if session > 1:  # all wait for rank 1
+        assert run.waited[0] > 0.4
 
 
 # -- invalid arguments

@@ -41,6 +41,19 @@ def test_a_large_array_is_in_pieces_of_1_to_3_mib(n_mib, n_pieces):
     assert max(sizes) - min(sizes) <= 4 and max(sizes) <= 3 * mib
 
 
+def test_what_one_rank_sends_to_all_is_in_pieces():
+    n = 2_000_000
+    sent, outs = np.arange(n, dtype=F4), np.zeros((2, n), F4)
+    sides = [divide([(array, out, [0, n, 0, 0])])[1] for array, out in ((sent, outs[0]), (sent[:0], outs[1]))]
+    assert [len(pieces) for pieces in sides] == [4, 4]
+    for (one,), (other,) in zip(*sides):
+        assert one.how == other.how == [0, one.array.size, 0, 0]
+        assert one.array.nbytes <= 3 << 20 and other.array.size == 0
+        one.out[:] = other.out[:] = one.array
+    assert (outs == sent).all()
+    assert len(divide([(sent, outs[0], [0, n - 1, 0, 1])])[1]) == 1  # of two ranks
+
+
 def test_only_what_is_reduced_the_same_way_shares():
     n = 16 * 1024
     for one, other in [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rule_simulator import Logistic, N, Quadratic, centre_order, gossip_order, simulate
+from rule_simulator import Logistic, N, Network, Quadratic, centre_order, gossip_order, simulate
 
 from synkhronos import rules
 
@@ -35,7 +35,7 @@ def assert_close(found, expected, dtype):
     np.testing.assert_allclose(found, expected, rtol=0, atol=scale * max(1, np.abs(expected).max()))
 
 
-PROBLEMS = pytest.mark.parametrize("problem_of", [Quadratic, Logistic])
+PROBLEMS = pytest.mark.parametrize("problem_of", [Quadratic, Logistic, Network])
 RANKS = pytest.mark.parametrize("n_ranks", [1, 2, 3, 5])
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
 

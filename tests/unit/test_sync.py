@@ -10,6 +10,7 @@ from rank_processes import Ranks
 
 from synkhronos._processes.sync import ANSWERED, POLL, SENT
 from synkhronos._processes.timeline import STRAGGLING
+from synkhronos._rank import MOST_BARRIERS
 from synkhronos.errors import CollectiveAborted
 
 each_spin = pytest.mark.parametrize("spin", [0.0, 100e-6], ids=["parks", "spins"])
@@ -71,6 +72,16 @@ def test_a_rank_may_work_between_arriving_and_waiting():
         me.board[me.rank] = 1
 
     Ranks(3).run(work)
+
+
+def test_loops_know_how_many_barriers_a_message_can_number():
+    def work(me):
+        me.barrier.restart(1)
+        first = me.barrier.arrive()
+        me.barrier.restart(2)
+        assert me.barrier.arrive() - first == MOST_BARRIERS
+
+    Ranks(1).run(work)
 
 
 def test_a_wait_at_a_barrier_is_recorded_as_straggling():
