@@ -192,7 +192,7 @@ class MultiNodeGroup:
         if self._own is None:
             self._own = self._group.collect()
         before = self.timeline.switch(STRAGGLING)
-        self._comm.wait(lambda: not self._comm.silent(), self._check)
+        self._comm.wait(self._comm.is_settled, self._check)
         self.timeline.switch(before)
         if self._group.stopped:
             raise SessionError(CLOSED_WITHIN)
@@ -241,8 +241,8 @@ class MultiNodeGroup:
         deadline = Deadline(seconds)
         if not self._group.settle(seconds):
             return False
-        self._comm.wait(lambda: not self._comm.silent() or deadline.is_over())
-        return not self._comm.silent() and all(loss.replaced for loss in self._losses().values())
+        self._comm.wait(lambda: self._comm.is_settled() or deadline.is_over())
+        return self._comm.is_settled() and all(loss.replaced for loss in self._losses().values())
 
     def replace(self, ranks: Sequence[int]) -> None:
         """Fork new workers for dead ones of this node; other nodes have already replaced theirs."""
