@@ -65,7 +65,7 @@ class MultiNodeGroup:
         self._decoder = Decoder()
         self._own: list[bytes | None] | None = None  # answers of the controller's node
         self._waiting = False  # whether answers of other nodes are outstanding
-        self._patience = 0.0  # seconds that `await_end` waits
+        self._delay = 0.0  # seconds that `await_end` waits
         self._sent = 0  # time of the last message
         self._last_order: dict[int, int] = {}  # number of the last order to each node
         self._waited: dict[int, int] = {}  # nanoseconds that each node waited for others after its last answer
@@ -266,12 +266,12 @@ class MultiNodeGroup:
             self._comm.leave()
             self._comm.order(self._comm.others, Stop)
         self._waiting = False
-        self._patience = grace + _STOP_SECONDS
+        self._delay = grace + _STOP_SECONDS
         self._group.stop(grace)
 
     def await_end(self) -> None:
         """Wait until the ranks of other nodes have ended. A node that does not answer in time is lost."""
-        deadline = Deadline(0.0 if self._comm.is_lost else self._patience)
+        deadline = Deadline(0.0 if self._comm.is_lost else self._delay)
         try:
             self._comm.wait_outside_calls(lambda: self._comm.is_settled() or deadline.is_over())
         finally:
