@@ -247,9 +247,9 @@ class HierarchicalTransport(SharedMemoryTransport):
                 plans.append(Plan(how, length_of(piece), how.dtype))
         return plans
 
-    def _exchange_of(self, plans: list[Plan]) -> Pieces:
+    def _exchange_of(self, plans: list[Plan], is_early: bool = False) -> Pieces:
         check = functools.partial(check_exchange, self._group)
-        return Pieces(self._comm, plans, self._deadline, check, self._world.wire_dtype or "")
+        return Pieces(self._comm, plans, self._deadline, check, self._world.wire_dtype or "", is_early=is_early)
 
     def _move(self, pieces: list[Piece], between: Pieces | None, now: list[Part]) -> bool | None:
         """Run the pipeline of pieces, and distribute the results of the small arrays.
@@ -375,7 +375,7 @@ class HierarchicalTransport(SharedMemoryTransport):
             there += self._there(piece, given)
         agreed = self._run_here(there, early.signature) is not None
         if not early.n_begun and self._leads:
-            early.between = self._exchange_of(early.division.plans)
+            early.between = self._exchange_of(early.division.plans, is_early=True)
         if not early.n_begun or not agreed:
             fill_in = _nothing if early.between is None else early.between.fill_in
             if not self._agree(agreed, early.signature, fill_in):
@@ -414,7 +414,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         self._under_way = False
         if early.between is not None:
             if outs is None:
-                early.between.fill_in()
+                early.between.give_up()
             else:
                 early.between.finish(len(early.division.plans))
             self._comm.exchange.rest()
@@ -500,7 +500,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         if self._leads:
             is_small = find_small([whole], len(self._world.sizes))[0]
             plans = [plan._replace(is_unchanged=is_small) for plan in self._plans(pieces)]
-            between, word = self._exchange_of(plans), None if agreed is None else signature
+            between, word = self._exchange_of(plans, is_early=True), None if agreed is None else signature
             own = cast("list[tuple[np.ndarray, np.ndarray]]", memories)  # a leader has all of them
             lead = Lead(self._comm, between, word, own, self._hear_at)
         self._ticket = Ticket(lead, functools.partial(self._distribute, whole, array.shape))

@@ -177,6 +177,8 @@ class Pieces:
         Called regularly while this leader waits for the others; may raise.
     short : str
         Wire dtype, as for `_reduce`. It is used for pieces that are float32 throughout.
+    is_early : bool
+        Whether leaders may still compute when the exchange begins. Nothing else uses the memory of its results.
 
     Attributes
     ----------
@@ -185,10 +187,19 @@ class Pieces:
     """
 
     def __init__(
-        self, comm: LeaderTransport, plans: Sequence[Plan], deadline: Deadline, check: Callable[[], None], short: str
+        self,
+        comm: LeaderTransport,
+        plans: Sequence[Plan],
+        deadline: Deadline,
+        check: Callable[[], None],
+        short: str,
+        *,
+        is_early: bool = False,
     ) -> None:
         self._comm, self._plans, self._check, self._short = comm, plans, check, short
         self._deadline = deadline
+        # A leader that computes takes part in the exchange only afterwards, and the controller reports errors before.
+        self._is_left_behind = is_early and not comm.node
         self._under_way: deque[native.Piece] = deque()
         self._n_begun = self._n_complete = 0
         self._has_failed = self._is_leaving = False
@@ -248,7 +259,10 @@ class Pieces:
         return self._n_complete
 
     def fill_in(self) -> None:
-        """Complete the exchange after this leader or a rank of its node has failed, with empty messages."""
+        """Complete the exchange after this leader or a rank of its node has failed, with empty messages.
+
+        In an early exchange, the controller does not wait until it is complete; see `LeaderComm.is_settled`.
+        """
 
         def lend(what: str, size: int, dtype: np.dtype) -> np.ndarray:
             return np.zeros(size, dtype)
@@ -262,7 +276,14 @@ class Pieces:
             n_rows = 1 if isinstance(how, list) else how.rows[self._comm.node]
             result = np.zeros(length, dtype if isinstance(how, list) else how.returned)
             self.begin(np.zeros(n_rows * length, dtype), result, lend)
-            self._wait(self._n_begun - 1)
+            if not self._is_left_behind:
+                self._wait(self._n_begun - 1)
+        if not self._is_left_behind:
+            self._wait(len(self._plans))
+
+    def give_up(self) -> None:
+        """Complete the exchange with empty messages, as all leaders do."""
+        self.fill_in()
         self._wait(len(self._plans))
 
 

@@ -224,6 +224,10 @@ class LeaderComm:
         answers = self.answers
         return [node for node in self.others if node not in answers or answers[node].number < self.number]
 
+    def is_settled(self) -> bool:
+        """Return whether all nodes have answered the last order, and the exchanges of its command are complete."""
+        return not self.silent() and self.exchange.advance()
+
     def take_in(self) -> None:
         """Receive the messages that have arrived, and pass them to `take`; pass on votes."""
         self.exchange.pause()

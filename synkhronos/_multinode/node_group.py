@@ -65,6 +65,7 @@ class MultiNodeGroup:
         self._decoder = Decoder()
         self._own: list[bytes | None] | None = None  # answers of the controller's node
         self._waiting = False  # whether answers of other nodes are outstanding
+        self._delay = 0.0  # seconds that `await_end` waits
         self._sent = 0  # time of the last message
         self._last_order: dict[int, int] = {}  # number of the last order to each node
         self._waited: dict[int, int] = {}  # nanoseconds that each node waited for others after its last answer
@@ -192,7 +193,7 @@ class MultiNodeGroup:
         if self._own is None:
             self._own = self._group.collect()
         before = self.timeline.switch(STRAGGLING)
-        self._comm.wait(lambda: not self._comm.silent(), self._check)
+        self._comm.wait(self._comm.is_settled, self._check)
         self.timeline.switch(before)
         if self._group.stopped:
             raise SessionError(CLOSED_WITHIN)
@@ -241,8 +242,8 @@ class MultiNodeGroup:
         deadline = Deadline(seconds)
         if not self._group.settle(seconds):
             return False
-        self._comm.wait(lambda: not self._comm.silent() or deadline.is_over())
-        return not self._comm.silent() and all(loss.replaced for loss in self._losses().values())
+        self._comm.wait(lambda: self._comm.is_settled() or deadline.is_over())
+        return self._comm.is_settled() and all(loss.replaced for loss in self._losses().values())
 
     def replace(self, ranks: Sequence[int]) -> None:
         """Fork new workers for dead ones of this node; other nodes have already replaced theirs."""
@@ -253,7 +254,7 @@ class MultiNodeGroup:
         self._group.replace([own.index(rank) for rank in ranks if rank in own])
 
     def stop(self, grace: float = _STOP_SECONDS) -> None:
-        """Stop the ranks of all nodes.
+        """Stop the ranks of all nodes, without waiting for other nodes; `await_end` does that.
 
         Parameters
         ----------
@@ -264,13 +265,17 @@ class MultiNodeGroup:
         if not grace:
             self._comm.leave()
             self._comm.order(self._comm.others, Stop)
-        deadline = Deadline(0.0 if self._comm.is_lost else grace + _STOP_SECONDS)
+        self._waiting = False
+        self._delay = grace + _STOP_SECONDS
+        self._group.stop(grace)
+
+    def await_end(self) -> None:
+        """Wait until the ranks of other nodes have ended. A node that does not answer in time is lost."""
+        deadline = Deadline(0.0 if self._comm.is_lost else self._delay)
         try:
-            self._comm.wait_outside_calls(lambda: not self._comm.silent() or deadline.is_over())
+            self._comm.wait_outside_calls(lambda: self._comm.is_settled() or deadline.is_over())
         finally:
-            self._comm.is_lost = self._comm.is_lost or bool(self._comm.silent())
-            self._waiting = False
-            self._group.stop(grace)
+            self._comm.is_lost = self._comm.is_lost or not self._comm.is_settled()
 
 
 # -- start of the nodes

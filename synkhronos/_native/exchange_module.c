@@ -223,7 +223,7 @@ static PyObject *exchange_advance_all(Exchange *self, PyObject *nothing)
         return PyErr_Format(PyExc_RuntimeError, "MPI returned the error code %d", error);
     if (PyList_GET_SIZE(self->pieces) > 0 && forget_complete(self) < 0)
         return NULL;
-    Py_RETURN_NONE;
+    return PyBool_FromLong(PyList_GET_SIZE(self->pieces) == 0);
 }
 
 static PyObject *exchange_begin_polling(Exchange *self, PyObject *nothing)
@@ -300,7 +300,7 @@ static void exchange_dealloc(Exchange *self)
 
 static PyMethodDef exchange_methods[] = {
     {"begin", (PyCFunction)exchange_begin, METH_VARARGS, "Begin to exchange a piece; see native.pyi."},
-    {"advance", (PyCFunction)exchange_advance_all, METH_NOARGS, "advance(): advance all pieces without waiting."},
+    {"advance", (PyCFunction)exchange_advance_all, METH_NOARGS, "Advance all pieces without waiting; see native.pyi."},
     {"poll", (PyCFunction)exchange_begin_polling, METH_NOARGS, "poll(): advance all pieces in a thread."},
     {"pause", (PyCFunction)exchange_pause_polling, METH_NOARGS, "pause(): have the thread wait, if there is one."},
     {"resume", (PyCFunction)exchange_resume_polling, METH_NOARGS, "resume(): have the thread go on after `pause`."},

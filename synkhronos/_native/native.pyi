@@ -383,8 +383,13 @@ class Exchange:
             If arguments do not fit.
         """
 
-    def advance(self) -> None:
+    def advance(self) -> bool:
         """Advance all pieces as far as possible without waiting, with the GIL released.
+
+        Returns
+        -------
+        bool
+            Whether all pieces are complete.
 
         Raises
         ------

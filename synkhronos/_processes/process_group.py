@@ -498,6 +498,9 @@ class ProcessGroup:
             member.channel.close()
         self._members.clear()
 
+    def await_end(self) -> None:
+        """Do nothing, because `stop` has waited for all ranks of this node."""
+
     # -- worker
 
     def _run(self, rank: int, channel: FdChannel) -> None:

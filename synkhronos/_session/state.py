@@ -8,6 +8,7 @@ which are valid until the next command. So callers combine them while they hold 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import weakref
@@ -121,6 +122,7 @@ class Session:
                 _backends.unbind()
             with deferred_interrupts():
                 self._group.stop(grace=0.0)
+                self._group.await_end()
                 if hasattr(self, "replica"):
                     self.replica.thread_limits.restore()
                     self.replica.heap.close()
@@ -360,21 +362,20 @@ class Session:
         if os.getpid() != self.pid:
             return
         within = self.in_a_call()  # whether a signal handler closes the session during a call
-        with self.lock, deferred_interrupts():
+        with self.lock, deferred_interrupts(), contextlib.ExitStack() as end:
+            end.callback(self._release, within)  # even if a node is lost
+            end.callback(self._group.await_end)
             if within and not self.broken:
                 self._dispatcher.state = State.CLOSED
                 self._group.stop(grace=0.0)
-            try:
-                if not self.broken:
-                    grace = {"grace": 0.0}
-                    try:
-                        self._group.send(Encoder().dumps(Envelope((), Release(), None)))
-                        grace = {}  # the ranks end by themselves
-                    finally:
-                        self._dispatcher.state = State.CLOSED
-                        self._group.stop(**grace)
-            finally:  # even if a node is lost
-                self._release(within)
+            if not self.broken:
+                grace = {"grace": 0.0}
+                try:
+                    self._group.send(Encoder().dumps(Envelope((), Release(), None)))
+                    grace = {}  # the ranks end by themselves
+                finally:
+                    self._dispatcher.state = State.CLOSED
+                    self._group.stop(**grace)
 
     def _release(self, within: bool) -> None:
         """Free the session's memory.

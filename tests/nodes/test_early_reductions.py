@@ -388,25 +388,29 @@ def test_ctrl_c_at_any_instant(ranks):
     assert lines[-1] == "fine"
 
 
-def test_ctrl_c_while_a_worker_of_another_node_computes():
-    """The other node's leader waits for its worker, learns of the interrupt there, and completes the exchange."""
+@pytest.mark.parametrize("rank", [2, 3])
+def test_ctrl_c_while_another_node_computes(rank):
+    """The leader (2) waits for its worker (3), or computes itself and completes the exchange only afterwards."""
     lines = run(
         FAULTY,
         """
+        import synkhronos._multinode.node_group as node_group
         from fault_ops import LONG_SLEEP
-        synk.set_value(3, fault[1], LONG_SLEEP)
+        node_group._STOP_SECONDS = 60
+        synk.set_value(int(os.environ["RANK"]), fault[1], LONG_SLEEP)
         timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
         began = time.monotonic()
         try:
             timer.start()
             f(X)
         except KeyboardInterrupt:
-            print(time.monotonic() - began < 10)  # the worker computes for 20 s
+            print(time.monotonic() - began < 10)  # the rank computes for 20 s
         timer.join()
         synk.close()
         synk.fork(use_gpu=False, timeout=60)
         print(all((a == b).all() for a, b in zip(f(X), expected)))
         """,
         ranks=(2, 2),
+        RANK=str(rank),
     )
     assert lines[-2:] == ["True", "True"]
