@@ -33,7 +33,6 @@ from synkhronos._costs.predict import (
     cluster_of,
     delayed_step,
     exchange_seconds,
-    local_step,
     predict_step,
     predict_steps,
     smallest_delay,
@@ -225,7 +224,7 @@ def test_the_deviation_of_a_sum_grows_with_the_root_of_its_terms():
 
 
 def test_local_steps_share_an_exchange():
-    assert local_step(1.0, 6.0, 4) == 2.5
+    assert delayed_step(1.0, 6.0, 4, delay=0) == 2.5
 
 
 def test_delayed_averages():
@@ -311,22 +310,28 @@ def test_a_step_of_local_updates():
 
 
 def test_a_step_of_delayed_averages():
+    """The ranks of a node average before an exchange between nodes, and only the latter is hidden."""
     step = predict_step(WORKLOAD, CLUSTER, 2, 2, 80, Rule("delayed", 50))
-    assert (step.seconds, step.exposed) == pytest.approx((0.03, 0.0))
+    assert (step.seconds, step.exposed, step.on_link) == pytest.approx((0.0302, 0.0002, 0.0))
+    assert step.delay == 34  # 1.002 / 0.03
     step = predict_step(WORKLOAD, CLUSTER, 2, 2, 80, Rule("delayed", 50, delay=10))
-    assert step.exposed == pytest.approx((1.012 - 0.3) / 50)
+    assert (step.exposed, step.on_link) == pytest.approx(((1.012 - 0.3) / 50, (1.002 - 0.3) / 50))
 
 
-RULES = st.sampled_from([Rule(), Rule("local", 4), Rule("delayed", 4), Rule("delayed", 4, 1), Rule("centre", 4)])
+RULES = st.sampled_from(
+    [Rule(), Rule("local", 4), Rule("delayed", 4), Rule("delayed", 4, 1), Rule("auto"), Rule("centre", 4)]
+)
+#: Bytes and collectives of exact steps within nodes.
+IN_NODES = st.sampled_from([None, (1e5, 3)])
 #: Up to four arrays in the order in which they exist.
 OPERANDS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.25)), max_size=4).map(
     lambda found: tuple(Operand(part, (1.0,), (until,)) for until, part in sorted(found))
 )
 
 
-@given(RULES, st.integers(1, 32), st.integers(1, 8), st.integers(1, 4096), st.floats(0, 0.3), OPERANDS)
-def test_a_step_is_never_faster_than_its_computation(rule, nodes, ranks, batch, deviation, operands):
-    work = replace(WORKLOAD, spread=Spread(deviation), operands=operands)
+@given(RULES, st.integers(1, 32), st.integers(1, 8), st.integers(1, 4096), st.floats(0, 0.3), OPERANDS, IN_NODES)
+def test_a_step_is_never_faster_than_its_computation(rule, nodes, ranks, batch, deviation, operands, in_nodes):
+    work = replace(WORKLOAD, spread=Spread(deviation), operands=operands, in_nodes=in_nodes)
     step = predict_step(work, CLUSTER, nodes, ranks, batch, rule)
     assert step.seconds >= step.compute >= work.compute(batch / (nodes * ranks)) * (1 - 1e-12)
     assert step.seconds == pytest.approx(step.compute + step.waiting + step.exposed)
