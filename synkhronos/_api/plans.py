@@ -60,6 +60,7 @@ from synkhronos.rules import Rule as TrainingRule
 #: Assumed seconds of a message without bytes if only the bandwidth of a link is given: TCP between two hosts.
 LATENCY = 50e-6
 _UNITS = {"M": 1e6 / 8, "G": 1e9 / 8}  # bytes per second
+_AUTO = "delayed:auto"
 _EVERY = 10  # steps between two exchanges of a training rule that is named without a number
 
 
@@ -263,7 +264,9 @@ def plan(
         bytes, and bytes per second. Default: measured, if the session has several nodes.
     rule : Rule or str, or list of these, optional
         Training rules of `synkhronos.rules`, or ``"bsp"``, ``"local"``, ``"delayed"`` and ``"centre"``, the latter with
-        a number of steps between exchanges if wanted, as in ``"local:16"``. Default: that of ``f``, or ``"bsp"``.
+        a number of steps between exchanges if wanted, as in ``"local:16"``. ``"delayed:auto"`` is what a loop makes of
+        ``rule="local"``. With averages, exact functions and functions with collectives make exact steps within nodes,
+        as in `loop`. Default: that of ``f``, or ``"bsp"``.
     slow : list of float, optional
         How many times as long as the others some ranks compute: ``[5]`` for one that takes five times as long.
     params : list of shared variables, optional
@@ -327,12 +330,7 @@ def plan(
             'such as line="10Gbit"'
         )
     target = Target(session, f, inputs, named, params)
-    given = target.rule if rule is None else rule
-    if rule is None and given == "local":
-        raise ValueError(
-            f"rule is 'local' of {target.name}, whose delay is chosen by measured times; expected also rule, such as "
-            'rule="delayed:20"'
-        )
+    given = rule if rule is not None else _AUTO if target.rule == "local" else target.rule
     kinds = [_rule_of(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
     batches = _numbers("batch", batch, [target.n_rows])
     sizes = sizes_between(math.ceil(min(batches) / (max(every_ranks) * max(every_nodes))), max(batches))
@@ -372,11 +370,7 @@ def plan(
     notes = [f"Function: {target.name}", *_notes(*measured_here, sizes, n_local, n_nodes, is_given=is_given)]
     if overlap and max(every_nodes) > 1 and kind.kind == "bsp":
         notes.append(overlap)
-    if not target.is_local and any(one.kind != "bsp" for one in kinds):
-        notes.append(
-            "Assumed: between the averages of a training rule, each rank makes steps alone, also within a node"
-        )
-    notes += [*assumed, *_notes_on_delays(table)]
+    notes += [*_notes_on_steps(target, kinds), *assumed, *_notes_on_delays(table)]
     if max(every_ranks) > n_local:
         what = "exchange within a node and contention are" if there is None else "exchange within a node is"
         notes.append(
@@ -522,23 +516,37 @@ def _rule_of(given: Any) -> Rule:
     if isinstance(given, TrainingRule):
         raise ValueError(f"rule is {given!r}; expected BSP, an average or a centre, because gossip has no model")
     kind, _, every = str(given).partition(":")
-    if kind == "bsp" and not every:
-        return Rule()
+    if given in ("bsp", _AUTO):
+        return Rule("bsp" if given == "bsp" else "auto")
     if kind not in ("local", "delayed", "centre") or not re.fullmatch("([1-9][0-9]*)?", every):
-        raise ValueError(f'rule is {given!r}; expected "bsp", "local:10", "delayed:10" or "centre:10"')
+        raise ValueError(f'rule is {given!r}; expected "bsp", "local:10", "delayed:10", "{_AUTO}" or "centre:10"')
     return Rule(kind, int(every or _EVERY))  # type: ignore[arg-type]
 
 
+def _notes_on_steps(target: Target, kinds: Sequence[Rule]) -> list[str]:
+    """Return a line for each way in which ranks make steps between the exchanges of training rules."""
+    averages = any(one.kind in ("local", "delayed", "auto") for one in kinds)
+    notes = []
+    if averages and target.in_nodes:
+        notes.append("Averages are those of nodes, whose ranks make exact steps together; one node has none")
+    if not target.is_local and (averages and not target.in_nodes or any(one.kind == "centre" for one in kinds)):
+        notes.append("Assumed: between the exchanges of a training rule, each rank makes steps alone")
+    return notes
+
+
 def _notes_on_delays(table: PredictionTable) -> list[str]:
-    """Return a line for each rule with a delay, if ranks wait for its averages with any delay that is possible."""
+    """Return a line for each rule whose delay is chosen, or whose averages ranks wait for with any possible delay."""
     notes = []
     for rule in dict.fromkeys(step.rule for step in table.steps):
-        waits = [step for step in table.steps if step.rule == rule and step.exposed > 0]
-        if rule.kind == "delayed" and rule.delay is None and waits:
-            longest = max(rule.every - 1 + step.exposed * rule.every / (step.seconds - step.exposed) for step in waits)
+        delays = [step.delay for step in table.steps if step.rule == rule and step.delay]
+        if rule.kind == "auto" and delays:
+            least, most = min(delays), max(delays)
+            span = f"of {most}" if least == most else f"from {least} to {most}"
+            notes.append(f"{rule}: a loop chooses delays {span} steps, and averages begin every twice as many")
+        if rule.kind == "delayed" and rule.delay is None and delays and max(delays) >= rule.every:
             notes.append(
-                f"{rule}: averages take up to {math.ceil(longest)} steps, and a delay must be less than every, so "
-                f"ranks wait; every={math.ceil(longest) + 1} hides them"
+                f"{rule}: averages take up to {max(delays)} steps, and a delay must be less than every, so ranks wait; "
+                f"every={max(delays) + 1} hides them"
             )
     return notes
 

@@ -118,6 +118,10 @@ class Target:
         All variables that the step changes.
     rule : Rule or None
         The training rule of the step.
+    in_nodes : bool
+        Whether a loop with averages makes exact steps within nodes.
+    is_local : bool
+        Whether the step has a rule, and each rank makes steps alone.
     """
 
     def __init__(
@@ -126,9 +130,12 @@ class Target:
         self._session, self._call, self._inputs, self._named = session, f, inputs, named
         self.name = repr(f)
         self.rule, self.reduced = getattr(f, "rule", None), list(getattr(f, "_reduced", ()))
-        self.is_local = self.rule is not None
         self.parts = self._parts_of(f)
         main = self.parts[0].function
+        self.in_nodes = isinstance(main, ExactFunction) or main.steps_together()
+        self.is_local = self.rule is not None and not self.in_nodes
+        if self.rule is not None and self.in_nodes:  # a step on all ranks is a call
+            self._call, self._inputs, self._named = main, self.parts[0].values, {}
         self._main, graph = main, main._graph
         if graph.packed:
             raise TypeError(f"{f!r} has inputs that are not dense arrays; expected only these")
@@ -222,9 +229,11 @@ class Target:
         return float(sum(sum(op.n_bytes) for op in ops)), max(1, len(ops))
 
     def local(self, workload: Workload) -> Workload:
-        """Return the same with the parameters in place of gradients, as ranks exchange them with local steps."""
+        """Return the same with averages of the parameters, which ranks or nodes exchange after local steps."""
         params = self._params or [var for var in self.updated if _is_float(var)]
-        return replace(workload, n_bytes=float(sum(map(_n_bytes, params))), n_collectives=1, operands=())
+        in_nodes = (workload.n_bytes, workload.n_collectives) if self.in_nodes else None
+        n_bytes = float(sum(map(_n_bytes, params)))
+        return replace(workload, n_bytes=n_bytes, n_collectives=1, operands=(), in_nodes=in_nodes)
 
     def memory(self) -> tuple[float, float]:
         """Return the bytes of the shared variables, and of each row of the inputs and sliceable shared variables."""

@@ -130,7 +130,7 @@ class Watch:
         for key, value in (options.get("schedule") or {}).items():
             named[getattr(key, "name", key)] = value(0) if callable(value) else value
         if options.get("rule") is not None:
-            self._options.setdefault("rule", options["rule"])
+            self._options.setdefault("rule", "delayed:auto" if options["rule"] == "local" else options["rule"])
         if options.get("params"):
             named["params"] = options["params"]
         return self._measure(f, tuple(data), named)

@@ -172,12 +172,21 @@ def test_exact_steps_exchange_gradients_with_an_axis_of_length_1_once(forked):
     assert sorted(one.n_bytes for one in step.function.partition) == [8, 3 * 8]
 
 
-def test_a_rule_that_chooses_its_delay_has_no_model(forked):
-    forked(1)
+@pytest.mark.parametrize(("exact", "n_bytes"), [(True, 3 * 8 + 8), (False, 3 * 8)])
+def test_exact_steps_within_nodes_have_averages_between_them(forked, exact, n_bytes):
+    """The delay that the loop would choose is predicted, too."""
+    forked(2)
     inputs, loss, (w, _) = regression()
-    step = train.make_train_function(loss, [w], *inputs, "sgd", learning_rate=0.1, rule="local")
-    with pytest.raises(ValueError, match=r"rule is 'local' of .*; expected also rule, such as rule=.delayed:20."):
-        synk.plan(step, X, TARGETS)
+    step = train.make_train_function(loss, [w], *inputs, "sgd", learning_rate=0.1, rule="local", exact=exact)
+    before = w.get_value()
+    table = synk.plan(step, X, TARGETS, nodes=[1, 4], ranks=2, line="1Mbit")
+    np.testing.assert_array_equal(w.get_value(), before)
+    assert table._rules[0][0].in_nodes == (n_bytes, 1)
+    one, four = table.table.steps
+    assert (one.link_bytes, one.delay, four.on_link) == (0, 0, 0)
+    close(four.link_bytes, 2 * 3 / 4 * 3 * 8 / (2 * four.delay))
+    assert 0 < one.exposed <= four.exposed
+    assert f"delayed auto: a loop chooses delays of {four.delay} steps" in str(table)
 
 
 def test_rules_and_hyperparameters(forked):
@@ -483,18 +492,7 @@ def test_an_error_of_the_script_keeps_its_traceback(tmp_path):
 
 def test_the_command_measures_a_script(tmp_path):
     """It ends when the table is complete. Unknown options are the script's own."""
-    words = [
-        "--nodes",
-        "1-4",
-        "--line",
-        "1Gbit",
-        "--rule",
-        "bsp,local:8",
-        "--own",
-        "3",
-        "--csv",
-        str(tmp_path / "a.csv"),
-    ]
+    words = [*"--nodes 1-4 --line 1Gbit --rule bsp,local:8 --own 3 --csv".split(), str(tmp_path / "a.csv")]
     code, text, errors = run_plan(tmp_path, *words, options="exact=True")
     assert code == 0, errors
     assert text.startswith("['--own', '3'] __main__\nnodes ")
@@ -517,7 +515,7 @@ def test_the_command_writes_this_machine_and_takes_another(tmp_path):
     assert "Assumed, not measured: a machine with 2 cores" in text
 
 
-@pytest.mark.parametrize("options", ["", "rule=synk.rules.LocalSGD(every=5)"])
+@pytest.mark.parametrize("options", ["", "rule=synk.rules.LocalSGD(every=5)", 'rule="local"'])
 def test_the_command_measures_a_step_with_few_calls_and_a_loop(tmp_path, options):
     code, text, errors = run_plan(tmp_path, options=options, turns=2)
     assert code == 0, errors
