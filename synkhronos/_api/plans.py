@@ -525,11 +525,11 @@ def _rule_of(given: Any) -> Rule:
 
 def _notes_on_steps(target: Target, kinds: Sequence[Rule]) -> list[str]:
     """Return a line for each way in which ranks make steps between the exchanges of training rules."""
-    averages = any(one.kind in ("local", "delayed", "auto") for one in kinds)
-    notes = []
+    names = {one.kind for one in kinds} - {"bsp"}
+    averages, notes = names - {"centre"}, []
     if averages and target.in_nodes:
         notes.append("Averages are those of nodes, whose ranks make exact steps together; one node has none")
-    if not target.is_local and (averages and not target.in_nodes or any(one.kind == "centre" for one in kinds)):
+    if not target.is_local and names - (averages if target.in_nodes else set()):
         notes.append("Assumed: between the exchanges of a training rule, each rank makes steps alone")
     return notes
 

@@ -444,7 +444,7 @@ def run_plan(tmp_path, *words, options="", turns=1000, ranks=2, launcher=(), scr
     path.write_text(
         script.replace("{OPTIONS}", f"dict({options})").replace("TURNS", str(turns)).replace("RANKS", str(ranks))
     )
-    command = [*launcher, sys.executable, "-m", "synkhronos", "plan", str(path), *words]
+    command = [*launcher, sys.executable, "-m", "synkhronos", "plan", path, *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SYNKHRONOS_COSTS": str(tmp_path / "costs.json")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     return done.returncode, done.stdout, done.stderr
@@ -492,7 +492,7 @@ def test_an_error_of_the_script_keeps_its_traceback(tmp_path):
 
 def test_the_command_measures_a_script(tmp_path):
     """It ends when the table is complete. Unknown options are the script's own."""
-    words = [*"--nodes 1-4 --line 1Gbit --rule bsp,local:8 --own 3 --csv".split(), str(tmp_path / "a.csv")]
+    words = ["--nodes", "1-4", "--line", "1Gbit", "--rule", "bsp,local:8", "--own", "3", "--csv", tmp_path / "a.csv"]
     code, text, errors = run_plan(tmp_path, *words, options="exact=True")
     assert code == 0, errors
     assert text.startswith("['--own', '3'] __main__\nnodes ")
@@ -524,9 +524,10 @@ def test_the_command_measures_a_step_with_few_calls_and_a_loop(tmp_path, options
 
 
 @needs_mpi
-def test_the_command_measures_the_link_between_nodes(tmp_path):
+@pytest.mark.parametrize("options", ["exact=True", 'exact=True, rule="local"'])
+def test_the_command_measures_the_link_between_nodes(tmp_path, options):
     launcher = [MPIEXEC, "-n", "2"]
-    code, text, errors = run_plan(tmp_path, options="exact=True", ranks=1, launcher=launcher)
+    code, text, errors = run_plan(tmp_path, options=options, ranks=1, launcher=launcher)
     assert code == 0, errors
     assert "\n    2      1     24 " in text
     assert re.search(r"Measured: a link of .* µs for a message; messages of 8 bytes to 8 MiB differ from this", text)

@@ -11,8 +11,8 @@ from synkhronos._costs.kernels import Spread
 
 #: Bytes take 1 µs between nodes, and a message 1 ms more; within nodes, they take 0.01 µs.
 CLUSTER = Cluster(Link(latency=0.001, bandwidth=1e6), Link(latency=0.0, bandwidth=1e8))
-#: 0.01 s, and 1 ms for each row. The ranks of a node all-reduce 1 MB by two collectives in each step, which takes 0.01 s
-#: on two ranks. An average of 2 MB takes these 0.02 s, and two nodes 2.002 s.
+#: 0.01 s, and 1 ms for each row. The ranks of a node all-reduce 1 MB by two collectives in each step, in 0.01 s for two
+#: ranks. An average of 2 MB takes these 0.02 s, and two nodes 2.002 s.
 WORKLOAD = Workload((RowTimes((10.0, 100.0), (0.02, 0.11), 0.01),), n_bytes=2e6, in_nodes=(1e6, 2))
 
 
