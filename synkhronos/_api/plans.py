@@ -234,6 +234,7 @@ def plan(
     rule: Any = None,
     slow: Sequence[float] = (),
     params: Sequence[Any] = (),
+    shuffled: bool = False,
     machine: Any = None,
     machine_out: str | os.PathLike[str] | None = None,
     **named: Any,
@@ -272,6 +273,9 @@ def plan(
     params : list of shared variables, optional
         The parameters that training rules average. Default: those of a step of `synkhronos.extensions.train`, or all
         variables of floating-point numbers that ``f`` updates.
+    shuffled : bool
+        Whether calls pick their rows by an index list as ``batch``: then each rank copies its rows of `Data`. In loops
+        of training rules, ranks always do.
     machine : dict or str, optional
         Another machine, for which the times measured here are scaled by the roofline t = max(flops / F, bytes / B): a
         dict, or the path of a file of JSON. Its keys are ``products`` (FLOP/s of matrix products on a rank, by dtype),
@@ -329,7 +333,7 @@ def plan(
             f"nodes is {every_nodes}, and the session has one node, so no link can be measured; expected also line, "
             'such as line="10Gbit"'
         )
-    target = Target(session, f, inputs, named, params)
+    target = Target(session, f, inputs, named, params, shuffled)
     given = rule if rule is not None else _AUTO if target.rule == "local" else target.rule
     kinds = [_rule_of(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
     batches = _numbers("batch", batch, [target.n_rows])
@@ -343,6 +347,8 @@ def plan(
     try:
         with progress("measuring", 3) as work, target.prepared(), restored(session, target.updated):
             workload = measure_function(session, target, sizes, work)
+            workload = replace(workload, picks=target.picks(sizes) if shuffled else None)
+            in_loop = target.picks(sizes, in_loop=True) if any(one.kind != "bsp" for one in kinds) else None
             workload, overlap = measure_overlap(session, target, workload, sizes)
             cluster = measure_machine(session, target, workload, sizes, link if session.is_on_one_node else None)
             work.done += 1
@@ -356,11 +362,14 @@ def plan(
         cluster = replace(cluster, link=link)
 
     def by_rule(work: Workload) -> list[tuple[Workload, Rule]]:
-        return [(work if one.kind == "bsp" and not target.is_local else target.local(work), one) for one in kinds]
+        by_calls = [one.kind == "bsp" and not target.is_local for one in kinds]
+        in_steps = replace(target.local(work), picks=in_loop)
+        return [(work if is_call else in_steps, one) for is_call, one in zip(by_calls, kinds)]
 
     measured_here, assumed = (by_rule(workload)[0][0], cluster), list[str]()
     if there is not None and here is not None:
         workload, cluster, assumed = _on_machine(target, workload, cluster, here, there)
+        in_loop = in_loop and in_loop.scaled(here.memory / there.memory)
     cluster = replace(cluster, slow=tuple(slow))
     rules = by_rule(workload)
     table = predict_steps(workload, cluster, nodes=every_nodes, ranks=every_ranks, batches=batches, rules=rules)
@@ -435,7 +444,8 @@ def _on_machine(
     first = works[0][len(works[0]) // 2]
     kernels = [times_on(times, some, here, there) for times, some in zip(workload.kernels, works)]
     memory = here.memory / there.memory
-    scaled = replace(workload, kernels=tuple(kernels), divided=memory * workload.divided)
+    picks = workload.picks and workload.picks.scaled(memory)
+    scaled = replace(workload, kernels=tuple(kernels), picks=picks, divided=memory * workload.divided)
     command = there.command / here.command if there.command and here.command else 1.0
     assert isinstance(cluster.within, Curve) and cluster.contention is not None
     copy = cluster.copy and Curve(cluster.copy.sizes, tuple(memory * one for one in cluster.copy.seconds))
@@ -560,10 +570,12 @@ def _notes(
     used = busy()
     lines = [f"Other programs used {used:.0%} of the cores, which makes errors larger"] if used > MOST_BUSY else []
     kernel, divided = workload.kernels[0], f", and {1e3 * workload.divided:.3g} ms for updates that ranks divide"
+    picks = workload.picks
     lines += [
         f"Measured: one rank takes {', '.join(f'{1e3 * one:.3g}' for one in kernel.seconds)} ms with "
         f"{', '.join(map(str, sizes))} rows{divided if workload.divided else ''}; "
         f"fitted: {1e3 * kernel.constant:.3g} ms with 0 rows",
+        *([f"Measured: {1e3 * picks.seconds[-1]:.3g} ms to copy {sizes[-1]} rows by index"] if picks else []),
         f"Measured: {workload.n_bytes:.0f} bytes in {workload.n_collectives} "
         f"collective{'s' * (workload.n_collectives > 1)}; command {1e3 * cluster.command:.3g} ms",
     ]

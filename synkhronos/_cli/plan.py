@@ -149,6 +149,8 @@ class Watch:
             self._measure(f, *seen.latest)
 
     def _measure(self, f: Any, args: Any, kwargs: Any) -> None:
+        import numpy as np
+
         import synkhronos
 
         kwargs = {name: one for name, one in kwargs.items() if name not in _OF_CALLS}
@@ -157,6 +159,7 @@ class Watch:
         self._is_within = True
         if batch is not None and "batch" not in options:
             options["batch"] = _length(batch, args)
+        options["shuffled"] = batch is not None and np.ndim(batch) == 1
         try:
             self.result = synkhronos.plan(f, *args, **options, **kwargs)
         except (ValueError, TypeError, ImportError, OSError, synkhronos.SynkhronosError) as error:

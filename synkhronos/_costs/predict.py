@@ -161,6 +161,8 @@ class Workload:
         Of the seconds of equal steps of one rank.
     divided : float
         Seconds of updates that one rank makes alone, and of which the ranks of a node each make a part.
+    picks : RowTimes or None
+        Of the copies that a rank makes of its rows, if an index picks them. ``None``: it reads them in place.
     in_nodes : tuple of (float, int), or None
         Bytes and number of the collectives in each step, if the ranks of a node make exact steps together, and a
         training rule averages between nodes; ``n_bytes`` are then those of an average. ``None``: with such a rule, each
@@ -180,6 +182,7 @@ class Workload:
     in_slices: bool = False
     spread: Spread = field(default_factory=Spread)
     divided: float = 0.0
+    picks: RowTimes | None = None
     in_nodes: tuple[float, int] | None = None
     row_bytes: float = 0.0
     memory: tuple[float, float] = (0.0, 0.0)
@@ -187,7 +190,8 @@ class Workload:
 
     def compute(self, rows: float, ranks: int = 1) -> float:
         """Return the seconds that one rank computes, if a node has some number of ranks."""
-        return sum(kernel.at(rows) for kernel in self.kernels) + self.divided / ranks
+        kernels = self.kernels if self.picks is None else (*self.kernels, self.picks)
+        return sum(kernel.at(rows) for kernel in kernels) + self.divided / ranks
 
     def exposed(self, compute: float, exchange: float, rows: float, ranks: int) -> float:
         """Return the seconds of an exchange between nodes in which ranks do not compute."""

@@ -122,7 +122,8 @@ def test_no_trace_is_left_after_an_exception(forked, monkeypatch, error, place):
 
 def test_parts_of_a_step_add_up(forked):
     forked(2)
-    table = synk.plan(build(exact=True), X, TARGETS, nodes=[1, 4], batch=[24, 48], line="1Gbit", slow=[3])
+    options = {"batch": [24, 48], "line": "1Gbit", "slow": [3], "shuffled": True}
+    table = synk.plan(build(exact=True), *map(synk.data, (X, TARGETS)), nodes=[1, 4], **options)
     for step in table.table.steps:
         close(step.compute + step.waiting + step.exposed, step.seconds)
         close(step.rows_per_second, step.batch / step.seconds)
@@ -138,7 +139,7 @@ def test_parts_of_a_step_add_up(forked):
     assert f"{1e3 * table.table.steps[-1].seconds:.4g}" in text
     assert f"Verdict: {table.verdict}." in text
     assert "Error of the model at 2 measured sizes" in text
-    assert "slow" not in text
+    assert "slow" not in text and "ms to copy 48 rows by index" in text
     assert html.count("<table>") == 3
     assert set(dir(table)) == {"checks", "notes", "plot", "seconds", "table", "to_csv", "verdict"}
 
@@ -471,7 +472,7 @@ f = synk.function([x, t], loss, updates=[(w, w - 0.1 * T.grad(loss, w))], exact=
 for turn in range(9):
     with synk.sequence():
         f(rows[:24], rows[:24, 0])
-f(rows[:24], rows[:24, 0])
+f(*map(synk.data, (rows, rows[:, 0])), batch=list(range(24)))
 """,
 }
 
@@ -482,6 +483,7 @@ def test_the_command_measures_other_ways_to_make_steps(tmp_path, way):
     assert code == 0, errors
     assert "\n    1      2     24 " in text
     assert "the end" not in text
+    assert ("rows by index" in text) == (way in ("loop", "sequence"))
 
 
 def test_an_error_of_the_script_keeps_its_traceback(tmp_path):

@@ -1,4 +1,4 @@
-"""Predicted steps that the ranks of a node make together, with averages between nodes: values computed by hand."""
+"""Predicted steps of training rules with exact steps within nodes, and with rows by index: values computed by hand."""
 
 import math
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from synkhronos._api.run import to_hide
-from synkhronos._costs import Cluster, Link, RowTimes, Rule, Workload, predict_step
+from synkhronos._costs import Cluster, Curve, Link, RowTimes, Rule, Workload, predict_step
 from synkhronos._costs.kernels import Spread
 
 #: Bytes take 1 µs between nodes, and a message 1 ms more; within nodes, they take 0.01 µs.
@@ -58,6 +58,15 @@ def test_ranks_wait_in_each_step_and_nodes_in_averages():
     assert step.compute + step.waiting == pytest.approx(0.03 * (1 + 0.2 * of_two) * (1 + 0.1 * of_two), rel=1e-4)
     slow = predicted(Rule("local", 4), cluster=replace(CLUSTER, slow=(5.0,)))
     assert (slow.compute, slow.waiting) == pytest.approx((0.06, 0.09))
+
+
+@pytest.mark.parametrize("rule", [Rule(), Rule("local", 4), Rule("centre", 4)])
+def test_ranks_copy_rows_that_an_index_picks(rule):
+    copies = RowTimes((10.0, 40.0), (0.002, 0.008), 0.0)
+    cluster = replace(CLUSTER, contention=Curve((1.0, 2.0), (1.0, 3.0)))
+    steps = [predicted(rule, work=replace(WORKLOAD, picks=one), cluster=cluster) for one in (copies, None)]
+    assert steps[0].compute - steps[1].compute == pytest.approx(3 * 0.004)  # 20 rows of each rank
+    assert steps[0].undivided == steps[1].undivided
 
 
 def test_ranks_alone_exchange_nothing_between_averages():
