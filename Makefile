@@ -23,7 +23,7 @@
 # make wheel           build wheel and sdist into dist/
 # make release-check   build manylinux wheels for each Python here, and run README's program from them; installs qemu
 # make convergence     compare the accuracy of all training rules, and write it to the docs   (ARGS="--problems cnn")
-# make plan-validation compare predicted steps with measured ones, on two ranks and two hosts   (ARGS="mlp cnn")
+# make plan-validation compare predicted steps with measured ones, on two ranks and two hosts   (ARGS="mlp cnn hosts")
 # make clean           remove everything that these targets created
 #
 # ARGS is passed to the program. Each target first installs its dependencies in .venv. PYTHON=/path/to/python chooses the
@@ -180,7 +180,7 @@ convergence: $(VENV)/with-demos
 	$(BIN)/python docs/draw_rules.py
 
 plan-validation: $(VENV)/with-demos
-	$(BIN)/python -m benchmarks.plan_validation $(or $(ARGS),mlp cnn lstm)
+	$(BIN)/python -m benchmarks.plan_validation $(or $(ARGS),published kernels mlp cnn lstm hosts)
 
 wheel: $(VENV)/with-release
 	$(BIN)/python -m build

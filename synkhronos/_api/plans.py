@@ -60,6 +60,7 @@ from synkhronos.rules import Rule as TrainingRule
 #: Assumed seconds of a message without bytes if only the bandwidth of a link is given: TCP between two hosts.
 LATENCY = 50e-6
 _UNITS = {"M": 1e6 / 8, "G": 1e9 / 8}  # bytes per second
+_AUTO = "delayed:auto"
 _EVERY = 10  # steps between two exchanges of a training rule that is named without a number
 
 
@@ -233,6 +234,7 @@ def plan(
     rule: Any = None,
     slow: Sequence[float] = (),
     params: Sequence[Any] = (),
+    shuffled: bool = False,
     machine: Any = None,
     machine_out: str | os.PathLike[str] | None = None,
     **named: Any,
@@ -263,12 +265,17 @@ def plan(
         bytes, and bytes per second. Default: measured, if the session has several nodes.
     rule : Rule or str, or list of these, optional
         Training rules of `synkhronos.rules`, or ``"bsp"``, ``"local"``, ``"delayed"`` and ``"centre"``, the latter with
-        a number of steps between exchanges if wanted, as in ``"local:16"``. Default: that of ``f``, or ``"bsp"``.
+        a number of steps between exchanges if wanted, as in ``"local:16"``. ``"delayed:auto"`` is what a loop makes of
+        ``rule="local"``. With averages, exact functions and functions with collectives make exact steps within nodes,
+        as in `loop`. Default: that of ``f``, or ``"bsp"``.
     slow : list of float, optional
         How many times as long as the others some ranks compute: ``[5]`` for one that takes five times as long.
     params : list of shared variables, optional
         The parameters that training rules average. Default: those of a step of `synkhronos.extensions.train`, or all
         variables of floating-point numbers that ``f`` updates.
+    shuffled : bool
+        Whether calls pick their rows by an index list as ``batch``: then each rank copies its rows of `Data`. In loops
+        of training rules, ranks always do.
     machine : dict or str, optional
         Another machine, for which the times measured here are scaled by the roofline t = max(flops / F, bytes / B): a
         dict, or the path of a file of JSON. Its keys are ``products`` (FLOP/s of matrix products on a rank, by dtype),
@@ -328,13 +335,8 @@ def plan(
         )
     if not all(one > 0 for one in slow):
         raise ValueError(f"slow is {slow!r}; expected positive numbers")
-    target = Target(session, f, inputs, named, params)
-    given = target.rule if rule is None else rule
-    if rule is None and given == "local":
-        raise ValueError(
-            f"rule is 'local' of {target.name}, whose delay is chosen by measured times; expected also rule, such as "
-            'rule="delayed:20"'
-        )
+    target = Target(session, f, inputs, named, params, shuffled)
+    given = rule if rule is not None else _AUTO if target.rule == "local" else target.rule
     kinds = [rule_of(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
     batches = _numbers("batch", batch, [target.n_rows])
     sizes = sizes_between(math.ceil(min(batches) / (max(every_ranks) * max(every_nodes))), max(batches))
@@ -347,6 +349,8 @@ def plan(
     try:
         with progress("measuring", 3) as work, target.prepared(), restored(session, target.updated):
             workload = measure_function(session, target, sizes, work)
+            workload = replace(workload, picks=target.picks(sizes) if shuffled else None)
+            in_loop = target.picks(sizes, in_loop=True) if any(one.kind != "bsp" for one in kinds) else None
             workload, overlap = measure_overlap(session, target, workload, sizes)
             cluster = measure_machine(session, target, workload, sizes, link if session.is_on_one_node else None)
             work.done += 1
@@ -360,11 +364,14 @@ def plan(
         cluster = replace(cluster, link=link)
 
     def by_rule(work: Workload) -> list[tuple[Workload, Rule]]:
-        return [(work if one.kind == "bsp" and not target.is_local else target.local(work), one) for one in kinds]
+        by_calls = [one.kind == "bsp" and not target.is_local for one in kinds]
+        in_steps = replace(target.local(work), picks=in_loop)
+        return [(work if is_call else in_steps, one) for is_call, one in zip(by_calls, kinds)]
 
     measured_here, assumed = (by_rule(workload)[0][0], cluster), list[str]()
     if there is not None and here is not None:
         workload, cluster, assumed = _on_machine(target, workload, cluster, here, there)
+        in_loop = in_loop and in_loop.scaled(here.memory / there.memory)
     cluster = replace(cluster, slow=tuple(slow))
     rules = by_rule(workload)
     table = predict_steps(workload, cluster, nodes=every_nodes, ranks=every_ranks, batches=batches, rules=rules)
@@ -374,11 +381,7 @@ def plan(
     notes = [f"Function: {target.name}", *_notes(*measured_here, sizes, n_local, n_nodes, is_given=is_given)]
     if overlap and max(every_nodes) > 1 and kind.kind == "bsp":
         notes.append(overlap)
-    if not target.is_local and any(one.kind != "bsp" for one in kinds):
-        notes.append(
-            "Assumed: between the averages of a training rule, each rank makes steps alone, also within a node"
-        )
-    notes += [*assumed, *_notes_on_delays(table)]
+    notes += [*_notes_on_steps(target, kinds), *assumed, *_notes_on_delays(table)]
     if max(every_ranks) > n_local:
         what = "exchange within a node and contention are" if there is None else "exchange within a node is"
         notes.append(
@@ -443,7 +446,8 @@ def _on_machine(
     first = works[0][len(works[0]) // 2]
     kernels = [times_on(times, some, here, there) for times, some in zip(workload.kernels, works)]
     memory = here.memory / there.memory
-    scaled = replace(workload, kernels=tuple(kernels), divided=memory * workload.divided)
+    picks = workload.picks and workload.picks.scaled(memory)
+    scaled = replace(workload, kernels=tuple(kernels), picks=picks, divided=memory * workload.divided)
     command = there.command / here.command if there.command and here.command else 1.0
     assert isinstance(cluster.within, Curve) and cluster.contention is not None
     copy = cluster.copy and Curve(cluster.copy.sizes, tuple(memory * one for one in cluster.copy.seconds))
@@ -525,23 +529,37 @@ def rule_of(given: Any) -> Rule:
     if isinstance(given, TrainingRule):
         raise ValueError(f"rule is {given!r}; expected BSP, an average or a centre, because gossip has no model")
     kind, _, every = str(given).partition(":")
-    if kind == "bsp" and not every:
-        return Rule()
+    if given in ("bsp", _AUTO):
+        return Rule("bsp" if given == "bsp" else "auto")
     if kind not in ("local", "delayed", "centre") or not re.fullmatch("([1-9][0-9]*)?", every):
-        raise ValueError(f'rule is {given!r}; expected "bsp", "local:10", "delayed:10" or "centre:10"')
+        raise ValueError(f'rule is {given!r}; expected "bsp", "local:10", "delayed:10", "{_AUTO}" or "centre:10"')
     return Rule(kind, int(every or _EVERY))  # type: ignore[arg-type]
 
 
+def _notes_on_steps(target: Target, kinds: Sequence[Rule]) -> list[str]:
+    """Return a line for each way in which ranks make steps between the exchanges of training rules."""
+    names = {one.kind for one in kinds} - {"bsp"}
+    averages, notes = names - {"centre"}, []
+    if averages and target.in_nodes:
+        notes.append("Averages are those of nodes, whose ranks make exact steps together; one node has none")
+    if not target.is_local and names - (averages if target.in_nodes else set()):
+        notes.append("Assumed: between the exchanges of a training rule, each rank makes steps alone")
+    return notes
+
+
 def _notes_on_delays(table: PredictionTable) -> list[str]:
-    """Return a line for each rule with a delay, if ranks wait for its averages with any delay that is possible."""
+    """Return a line for each rule whose delay is chosen, or whose averages ranks wait for with any possible delay."""
     notes = []
     for rule in dict.fromkeys(step.rule for step in table.steps):
-        waits = [step for step in table.steps if step.rule == rule and step.exposed > 0]
-        if rule.kind == "delayed" and rule.delay is None and waits:
-            longest = max(rule.every - 1 + step.exposed * rule.every / (step.seconds - step.exposed) for step in waits)
+        delays = [step.delay for step in table.steps if step.rule == rule and step.delay]
+        if rule.kind == "auto" and delays:
+            least, most = min(delays), max(delays)
+            span = f"of {most}" if least == most else f"from {least} to {most}"
+            notes.append(f"{rule}: a loop chooses delays {span} steps, and averages begin every twice as many")
+        if rule.kind == "delayed" and rule.delay is None and delays and max(delays) >= rule.every:
             notes.append(
-                f"{rule}: averages take up to {math.ceil(longest)} steps, and a delay must be less than every, so "
-                f"ranks wait; every={math.ceil(longest) + 1} hides them"
+                f"{rule}: averages take up to {max(delays)} steps, and a delay must be less than every, so ranks wait; "
+                f"every={max(delays) + 1} hides them"
             )
     return notes
 
@@ -555,10 +573,12 @@ def _notes(
     used = busy()
     lines = [f"Other programs used {used:.0%} of the cores, which makes errors larger"] if used > MOST_BUSY else []
     kernel, divided = workload.kernels[0], f", and {1e3 * workload.divided:.3g} ms for updates that ranks divide"
+    picks = workload.picks
     lines += [
         f"Measured: one rank takes {', '.join(f'{1e3 * one:.3g}' for one in kernel.seconds)} ms with "
         f"{', '.join(map(str, sizes))} rows{divided if workload.divided else ''}; "
         f"fitted: {1e3 * kernel.constant:.3g} ms with 0 rows",
+        *([f"Measured: {1e3 * picks.seconds[-1]:.3g} ms to copy {sizes[-1]} rows by index"] if picks else []),
         f"Measured: {workload.n_bytes:.0f} bytes in {workload.n_collectives} "
         f"collective{'s' * (workload.n_collectives > 1)}; command {1e3 * cluster.command:.3g} ms",
     ]

@@ -118,17 +118,32 @@ class Target:
         All variables that the step changes.
     rule : Rule or None
         The training rule of the step.
+    is_shuffled : bool
+        Whether an index picks the rows of a call.
+    in_nodes : bool
+        Whether a loop with averages makes exact steps within nodes.
+    is_local : bool
+        Whether the step has a rule, and each rank makes steps alone.
     """
 
     def __init__(
-        self, session: Session, f: Any, inputs: Sequence[Any], named: dict[str, Any], params: Sequence[Any]
+        self,
+        session: Session,
+        f: Any,
+        inputs: Sequence[Any],
+        named: dict[str, Any],
+        params: Sequence[Any],
+        is_shuffled: bool = False,
     ) -> None:
         self._session, self._call, self._inputs, self._named = session, f, inputs, named
-        self.name = repr(f)
+        self.name, self.is_shuffled = repr(f), is_shuffled
         self.rule, self.reduced = getattr(f, "rule", None), list(getattr(f, "_reduced", ()))
-        self.is_local = self.rule is not None
         self.parts = self._parts_of(f)
         main = self.parts[0].function
+        self.in_nodes = isinstance(main, ExactFunction) or main.steps_together()
+        self.is_local = self.rule is not None and not self.in_nodes
+        if self.rule is not None and self.in_nodes:  # a step on all ranks is a call
+            self._call, self._inputs, self._named = main, self.parts[0].values, {}
         self._main, graph = main, main._graph
         if graph.packed:
             raise TypeError(f"{f!r} has inputs that are not dense arrays; expected only these")
@@ -205,9 +220,11 @@ class Target:
                 function.counts = found
 
     def step(self, batch: int) -> None:
-        """Make a step on all ranks with the first rows."""
-        whole = {} if batch == self.n_rows else {"batch": batch}
-        self._call(*self._inputs, **whole, **self._named)
+        """Make a step on all ranks with the first rows, or with any that an index picks."""
+        rows: Any = {} if batch == self.n_rows else {"batch": batch}
+        if self.is_shuffled and self.takes_batch:
+            rows = {"batch": np.random.default_rng(0).permutation(self.n_rows)[:batch]}
+        self._call(*self._inputs, **rows, **self._named)
 
     def exchange(self) -> tuple[float, int]:
         """Return the number of bytes that a step all-reduces, and the number of collectives. A step was made before."""
@@ -221,10 +238,30 @@ class Target:
         ops = collectives_of(main._theano)
         return float(sum(sum(op.n_bytes) for op in ops)), max(1, len(ops))
 
+    def picks(self, sizes: Sequence[int], in_loop: bool = False) -> RowTimes | None:
+        """Measure the copies of rows by index on a rank: of `Data`, or in a loop of all inputs. ``None``: none."""
+        given = zip(self.parts[0].values, self._main._scattered)
+        arrays = [np.moveaxis(_array(one), spec.axis, 0) for one, spec in given if in_loop or isinstance(one, Data)]
+        if not arrays:
+            return None
+        seconds = []
+        for size in sizes:
+            index = np.random.default_rng(0).integers(self.n_rows, size=size)
+            copies = [(array, np.empty((size, *array.shape[1:]), array.dtype)) for array in arrays]
+
+            def copy(copies: Any = copies, index: Any = index) -> None:
+                for array, buffer in copies:
+                    np.take(array, index, axis=0, out=buffer, mode="clip")
+
+            seconds.append(_typical([_measured_calls(copy, 0.002) for _ in range(_ROUNDS)]))
+        return fit_row_times(sizes, seconds)
+
     def local(self, workload: Workload) -> Workload:
-        """Return the same with the parameters in place of gradients, as ranks exchange them with local steps."""
+        """Return the same with averages of the parameters, which ranks or nodes exchange after local steps."""
         params = self._params or [var for var in self.updated if _is_float(var)]
-        return replace(workload, n_bytes=float(sum(map(_n_bytes, params))), n_collectives=1, operands=())
+        in_nodes = (workload.n_bytes, workload.n_collectives) if self.in_nodes else None
+        n_bytes = float(sum(map(_n_bytes, params)))
+        return replace(workload, n_bytes=n_bytes, n_collectives=1, operands=(), in_nodes=in_nodes)
 
     def memory(self) -> tuple[float, float]:
         """Return the bytes of the shared variables, and of each row of the inputs and sliceable shared variables."""
@@ -256,6 +293,10 @@ def _updated_by(session: Session, one: Function) -> list[Any]:
         found += [] if slices is None else slices.drawn
     session.distribute_variables([var for var in found if session.replica.variables.key(var) is None])
     return found
+
+
+def _array(value: Any) -> np.ndarray:
+    return np.asarray(value.data if isinstance(value, Data) else value)
 
 
 def _is_float(var: Any) -> bool:

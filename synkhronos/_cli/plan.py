@@ -132,7 +132,7 @@ class Watch:
         for key, value in (options.get("schedule") or {}).items():
             named[getattr(key, "name", key)] = value(0) if callable(value) else value
         if options.get("rule") is not None:
-            self._options.setdefault("rule", options["rule"])
+            self._options.setdefault("rule", "delayed:auto" if options["rule"] == "local" else options["rule"])
         if options.get("params"):
             named["params"] = options["params"]
         return self._measure(f, tuple(data), named)
@@ -151,6 +151,8 @@ class Watch:
             self._measure(f, *seen.latest)
 
     def _measure(self, f: Any, args: Any, kwargs: Any) -> None:
+        import numpy as np
+
         import synkhronos
 
         kwargs = {name: one for name, one in kwargs.items() if name not in _OF_CALLS}
@@ -159,6 +161,7 @@ class Watch:
         self._is_within = True
         if batch is not None and "batch" not in options:
             options["batch"] = _length(batch, args)
+        options["shuffled"] = batch is not None and np.ndim(batch) == 1
         try:
             self.result = synkhronos.plan(f, *args, **options, **kwargs)
         except (ValueError, TypeError, ImportError, OSError, synkhronos.SynkhronosError) as error:

@@ -12,6 +12,7 @@ from synkhronos._costs.model import (
     Estimate,
     Exchange,
     Grid,
+    Link,
     Machine,
     Product,
     Rates,
@@ -19,6 +20,7 @@ from synkhronos._costs.model import (
     along_rows,
     choose,
     describe_machine,
+    link_through,
     most_rows_by_slices,
     seconds_by_rows,
     seconds_on_controller,
@@ -39,12 +41,10 @@ if typing.TYPE_CHECKING:
     from synkhronos._costs.kernels import times_on as times_on
     from synkhronos._costs.kernels import write_speeds as write_speeds
     from synkhronos._costs.predict import Cluster as Cluster
-    from synkhronos._costs.predict import Link as Link
     from synkhronos._costs.predict import PredictionTable as PredictionTable
     from synkhronos._costs.predict import Rule as Rule
     from synkhronos._costs.predict import StepPrediction as StepPrediction
     from synkhronos._costs.predict import Workload as Workload
-    from synkhronos._costs.predict import link_through as link_through
     from synkhronos._costs.predict import predict_step as predict_step
     from synkhronos._costs.predict import predict_steps as predict_steps
     from synkhronos._costs.predict import verdict as verdict
@@ -64,12 +64,10 @@ _KERNELS = (
 )
 _PREDICT = (
     "Cluster",
-    "Link",
     "PredictionTable",
     "Rule",
     "StepPrediction",
     "Workload",
-    "link_through",
     "predict_step",
     "predict_steps",
     "verdict",

@@ -470,18 +470,18 @@ class KernelGrid:
 
 @dataclass(frozen=True)
 class HeldOutErrors:
-    """Relative errors at sizes that were not used: medians and largest ones.
+    """Relative errors at sizes that were not used.
 
     Attributes
     ----------
     regressor : tuple of float
-        Of a `KernelRegressor`.
+        Of a `KernelRegressor`, for each kernel.
     interpolation : tuple of float
         Of a `KernelGrid`.
     """
 
-    regressor: tuple[float, float]
-    interpolation: tuple[float, float]
+    regressor: tuple[float, ...]
+    interpolation: tuple[float, ...]
 
 
 def held_out_errors(
@@ -502,5 +502,4 @@ def held_out_errors(
         Their measured seconds.
     """
     models = KernelRegressor(list(itertools.product(*axes)), seconds), KernelGrid(axes, seconds)
-    errors = [[abs(model.at(*sizes) / one - 1) for sizes, one in zip(held_out, expected)] for model in models]
-    return HeldOutErrors(*((statistics.median(found), max(found)) for found in errors))
+    return HeldOutErrors(*(tuple(one.at(*size) / each - 1 for size, each in zip(held_out, expected)) for one in models))

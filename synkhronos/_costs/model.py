@@ -12,7 +12,10 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+_FEW_BYTES = 8192  # for up to 4 processes; for more, in inverse proportion, as in `_collectives.buckets`
 
 
 class Product(NamedTuple):
@@ -92,6 +95,87 @@ def _between(size: float, sizes: Sequence[float], seconds: Sequence[float]) -> f
     """Interpolate between two points on logarithmic scales."""
     part = math.log(size / sizes[0]) / math.log(sizes[1] / sizes[0])
     return seconds[0] ** (1 - part) * seconds[1] ** part
+
+
+@dataclass(frozen=True)
+class Link:
+    """Connection between nodes, or between the ranks of a node.
+
+    Attributes
+    ----------
+    latency : float
+        α: seconds of a message without bytes.
+    bandwidth : float
+        1 / β: bytes per second in each direction.
+    deviation : float
+        Largest relative difference of a measured message from α + mβ.
+    """
+
+    latency: float
+    bandwidth: float
+    deviation: float = 0.0
+
+    def message(self, n_bytes: float) -> float:
+        """Return α + mβ, the seconds of one message."""
+        return self.latency + n_bytes / self.bandwidth
+
+    def reduce_scatter(self, n_bytes: float, n_processes: int) -> float:
+        """Return (P - 1)α + (P - 1) / P mβ, the seconds of a reduce-scatter or an all-gather, by a ring or directly.
+
+        In a ring, a process sends P - 1 messages of m / P bytes to the next one. In the direct algorithm, it sends as
+        many of the same size to all others, through the same port.
+        """
+        return (n_processes - 1) * self.message(n_bytes / n_processes)
+
+    def all_reduce(self, n_bytes: float, n_processes: int) -> float:
+        """Return 2(P - 1)α + 2(P - 1) / P mβ: a reduce-scatter and an all-gather.
+
+        Few bytes are gathered by all processes in ⌈log₂ P⌉ rounds, which takes ⌈log₂ P⌉α + (P - 1)mβ.
+
+        R. Thakur, R. Rabenseifner, W. Gropp (2005), Optimization of collective communication operations in MPICH. J.
+        Bruck et al. (1997), Efficient algorithms for all-to-all communications in multiport message-passing systems.
+        """
+        n_messages, size = messages_of(n_bytes, n_processes)
+        return n_messages * self.message(size)
+
+
+def messages_of(n_bytes: float, n_processes: int) -> tuple[int, float]:
+    """Return the messages that follow each other in an all-reduce, and the bytes of each; see `Link.all_reduce`."""
+    if n_processes > 1 and n_bytes <= _FEW_BYTES * 4 / max(4, n_processes):
+        rounds = math.ceil(math.log2(n_processes))
+        return rounds, (n_processes - 1) * n_bytes / rounds
+    return 2 * (n_processes - 1), n_bytes / n_processes
+
+
+def bytes_sent(n_bytes: float, n_processes: int) -> float:
+    """Return 2(P - 1) / P m, the bytes that each process sends in an all-reduce."""
+    return 2 * (n_processes - 1) / n_processes * n_bytes
+
+
+def link_through(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
+    """Return the link on which the shortest and the longest of some messages take as long as measured.
+
+    β is the slope between both. A fit to all messages would miss the long ones if some of the others take less than
+    α + mβ, because buffers hold them.
+
+    Parameters
+    ----------
+    sizes : sequence of float
+        Bytes of messages, in increasing order; at least two.
+    seconds : sequence of float
+        From one end of the link to the other.
+
+    Returns
+    -------
+    Link
+    """
+    per_byte = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
+    if not per_byte > 0:
+        raise ValueError(
+            f"got messages of {list(sizes)} bytes in {list(seconds)} seconds; expected longer ones to take longer"
+        )
+    link = Link(max(0.0, seconds[0] - sizes[0] * per_byte), 1 / per_byte)
+    return replace(link, deviation=max(abs(one / link.message(size) - 1) for size, one in zip(sizes, seconds)))
 
 
 class Grid(NamedTuple):

@@ -17,96 +17,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from synkhronos._costs.kernels import Operand, RowTimes, Spread, expected_slowest
-from synkhronos._costs.model import Curve, Machine
+from synkhronos._costs.model import Curve, Link, Machine, bytes_sent
 
 #: Bytes of an element on the wire, relative to float32, which gradients have.
 WIRE_DTYPES = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
 
-_FEW_BYTES = 8192  # for up to 4 processes; for more, in inverse proportion, as in `_collectives.buckets`
 _HIDDEN = 0.05  # part of a step below which exchange counts as hidden
 _WORTHWHILE = 1.05  # speed-up from which another wire dtype is worth a word
 _MOST_STEPS = 1024  # between two exchanges that the verdict proposes
-
-
-@dataclass(frozen=True)
-class Link:
-    """Connection between nodes, or between the ranks of a node.
-
-    Attributes
-    ----------
-    latency : float
-        α: seconds of a message without bytes.
-    bandwidth : float
-        1 / β: bytes per second in each direction.
-    deviation : float
-        Largest relative difference of a measured message from α + mβ.
-    """
-
-    latency: float
-    bandwidth: float
-    deviation: float = 0.0
-
-    def message(self, n_bytes: float) -> float:
-        """Return α + mβ, the seconds of one message."""
-        return self.latency + n_bytes / self.bandwidth
-
-    def reduce_scatter(self, n_bytes: float, n_processes: int) -> float:
-        """Return (P - 1)α + (P - 1) / P mβ, the seconds of a reduce-scatter or an all-gather, by a ring or directly.
-
-        In a ring, a process sends P - 1 messages of m / P bytes to the next one. In the direct algorithm, it sends as
-        many of the same size to all others, through the same port.
-        """
-        return (n_processes - 1) * self.message(n_bytes / n_processes)
-
-    def all_reduce(self, n_bytes: float, n_processes: int) -> float:
-        """Return 2(P - 1)α + 2(P - 1) / P mβ: a reduce-scatter and an all-gather.
-
-        Few bytes are gathered by all processes in ⌈log₂ P⌉ rounds, which takes ⌈log₂ P⌉α + (P - 1)mβ.
-
-        R. Thakur, R. Rabenseifner, W. Gropp (2005), Optimization of collective communication operations in MPICH. J.
-        Bruck et al. (1997), Efficient algorithms for all-to-all communications in multiport message-passing systems.
-        """
-        n_messages, size = messages_of(n_bytes, n_processes)
-        return n_messages * self.message(size)
-
-
-def messages_of(n_bytes: float, n_processes: int) -> tuple[int, float]:
-    """Return the messages that follow each other in an all-reduce, and the bytes of each; see `Link.all_reduce`."""
-    if n_processes > 1 and n_bytes <= _FEW_BYTES * 4 / max(4, n_processes):
-        rounds = math.ceil(math.log2(n_processes))
-        return rounds, (n_processes - 1) * n_bytes / rounds
-    return 2 * (n_processes - 1), n_bytes / n_processes
-
-
-def bytes_sent(n_bytes: float, n_processes: int) -> float:
-    """Return 2(P - 1) / P m, the bytes that each process sends in an all-reduce."""
-    return 2 * (n_processes - 1) / n_processes * n_bytes
-
-
-def link_through(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
-    """Return the link on which the shortest and the longest of some messages take as long as measured.
-
-    β is the slope between both. A fit to all messages would miss the long ones if some of the others take less than
-    α + mβ, because buffers hold them.
-
-    Parameters
-    ----------
-    sizes : sequence of float
-        Bytes of messages, in increasing order; at least two.
-    seconds : sequence of float
-        From one end of the link to the other.
-
-    Returns
-    -------
-    Link
-    """
-    per_byte = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
-    if not per_byte > 0:
-        raise ValueError(
-            f"got messages of {list(sizes)} bytes in {list(seconds)} seconds; expected longer ones to take longer"
-        )
-    link = Link(max(0.0, seconds[0] - sizes[0] * per_byte), 1 / per_byte)
-    return replace(link, deviation=max(abs(one / link.message(size) - 1) for size, one in zip(sizes, seconds)))
 
 
 def from_first(first: float) -> tuple[Operand, ...]:
@@ -139,11 +57,6 @@ def overlapped(compute: float, exchange: float, operands: Sequence[tuple[float, 
     return end + (1 - last) * compute + exchange - later
 
 
-def local_step(compute: float, exchange: float, every: int) -> float:
-    """Return t + t_x / H: the seconds of a step if ranks average their parameters after each H steps."""
-    return compute + exchange / every
-
-
 def smallest_delay(compute: float, exchange: float) -> int:
     """Return the smallest W with W t ≥ t_x: for how many steps an average is delayed if no step waits for it."""
     return math.ceil(exchange / compute)
@@ -153,7 +66,8 @@ def delayed_step(compute: float, exchange: float, every: int, delay: int | None 
     """Return the seconds of a step if an average begins every B steps and is merged W steps later.
 
     The step takes max(t, t_x / B), because the next average begins when the last one is complete. If W is given, each
-    average is waited for if W steps are too short for it: t + max(0, t_x - W t) / B.
+    average is waited for if W steps are too short for it: t + max(0, t_x - W t) / B. With W = 0, this
+    is t + t_x / B.
 
     Parameters
     ----------
@@ -192,10 +106,11 @@ class Rule:
     ----------
     kind : str
         ``"bsp"``: gradients are all-reduced in each step. ``"local"``: parameters are averaged after ``every`` steps.
-        ``"delayed"``: the same, while further steps are computed. ``"centre"``: each rank meets the centre of its node
-        after ``every`` steps, and the nodes' centres are averaged after ``nodes_every`` steps.
+        ``"delayed"``: the same, while further steps are computed. ``"auto"``: the same, with the delay that a loop with
+        ``rule="local"`` chooses, and twice as many steps between averages. ``"centre"``: each rank meets the centre of
+        its node after ``every`` steps, and the nodes' centres are averaged after ``nodes_every`` steps.
     every : int
-        Steps between exchanges; 1 for ``"bsp"``.
+        Steps between exchanges; 1 for ``"bsp"`` and ``"auto"``.
     delay : int or None
         Steps after which a delayed average is merged; less than ``every``. By default, as many as are needed so that no
         step waits, but less than ``every``.
@@ -208,7 +123,7 @@ class Rule:
         If there is no such delay, as for the rules of `synkhronos.rules`.
     """
 
-    kind: Literal["bsp", "local", "delayed", "centre"] = "bsp"
+    kind: Literal["bsp", "local", "delayed", "auto", "centre"] = "bsp"
     every: int = 1
     delay: int | None = None
     nodes_every: int | None = None
@@ -220,6 +135,8 @@ class Rule:
     def __str__(self) -> str:
         if self.kind == "bsp":
             return self.kind
+        if self.kind == "auto":
+            return "delayed auto"
         return f"{self.kind} every={self.every}" + (f" delay={self.delay}" if self.delay is not None else "")
 
 
@@ -244,6 +161,12 @@ class Workload:
         Of the seconds of equal steps of one rank.
     divided : float
         Seconds of updates that one rank makes alone, and of which the ranks of a node each make a part.
+    picks : RowTimes or None
+        Of the copies that a rank makes of its rows, if an index picks them. ``None``: it reads them in place.
+    in_nodes : tuple of (float, int), or None
+        Bytes and number of the collectives in each step, if the ranks of a node make exact steps together, and a
+        training rule averages between nodes; ``n_bytes`` are then those of an average. ``None``: with such a rule, each
+        rank makes steps alone.
     row_bytes : float
         Bytes of each row of inputs that the controller copies to shared memory in each step, for the other ranks.
     memory : tuple of float
@@ -259,13 +182,16 @@ class Workload:
     in_slices: bool = False
     spread: Spread = field(default_factory=Spread)
     divided: float = 0.0
+    picks: RowTimes | None = None
+    in_nodes: tuple[float, int] | None = None
     row_bytes: float = 0.0
     memory: tuple[float, float] = (0.0, 0.0)
     is_float32: bool = True
 
     def compute(self, rows: float, ranks: int = 1) -> float:
         """Return the seconds that one rank computes, if a node has some number of ranks."""
-        return sum(kernel.at(rows) for kernel in self.kernels) + self.divided / ranks
+        kernels = self.kernels if self.picks is None else (*self.kernels, self.picks)
+        return sum(kernel.at(rows) for kernel in kernels) + self.divided / ranks
 
     def exposed(self, compute: float, exchange: float, rows: float, ranks: int) -> float:
         """Return the seconds of an exchange between nodes in which ranks do not compute."""
@@ -389,6 +315,9 @@ class StepPrediction:
     rule : Rule
     memory : float
         Bytes that each rank needs.
+    delay : int
+        For how many steps an average between nodes must be delayed so that no step waits for it; with ``"auto"``, for
+        how many it is. 0: there are no such averages.
     """
 
     nodes: int
@@ -404,6 +333,7 @@ class StepPrediction:
     link_bytes: float
     rule: Rule = field(default_factory=Rule)
     memory: float = 0.0
+    delay: int = 0
 
     @property
     def rows_per_second(self) -> float:
@@ -430,7 +360,8 @@ def predict_step(
 
     Every rank computes ``batch / (nodes * ranks)`` rows, rounded up. With ``"bsp"``, ranks wait for the slowest in each
     step. Averages of parameters leave them the steps between two averages to catch up, and with ``"centre"`` no rank
-    waits for another one.
+    waits for another one. If the ranks of a node make exact steps together, they wait for each other in each step, and
+    nodes catch up; on one node, nothing is averaged.
     """
     rule = rule or Rule()
     n_ranks = nodes * ranks
@@ -444,27 +375,33 @@ def predict_step(
     undivided = contention * workload.compute(0, n_dividing) + command
     factors = (*cluster.slow[:n_ranks], *(1.0,) * (n_ranks - len(cluster.slow)))
     within, between = exchange_seconds(workload, cluster, nodes, ranks)
-    period = rule.nodes_every or rule.every  # of exchanges between nodes
-    exchange = within + between
+    needed, period = 0, rule.nodes_every or rule.every  # of exchanges between nodes
     if rule.kind == "centre":
         compute = slowest = n_ranks / sum(1 / (own * factor + command) for factor in factors)
         within = exchange_seconds(workload, cluster, 1, min(ranks, 2))[0]  # a rank and the centre
         exposed = max(centre_step(compute, within, rule.every, ranks), between / period) - compute
         on_link = max(0.0, exposed - (centre_step(compute, within, rule.every, ranks) - compute))
-    else:
+    elif is_bsp:
         compute = own * statistics.fmean(factors) + command
-        slowest = max(compute, own * expected_slowest(factors, workload.spread.of_sum(rule.every)) + command)
-        if is_bsp:
-            on_link = workload.exposed(slowest - command, between, rows, ranks)
-            exposed = within + on_link
-        else:
-            if rule.kind == "local":
-                seconds = local_step(slowest, exchange, rule.every)
-            else:
-                delay = rule.every - 1 if rule.delay is None else rule.delay
-                seconds = delayed_step(slowest, exchange, rule.every, delay)
-            exposed = seconds - slowest
-            on_link = exposed * between / exchange if exchange else 0.0
+        slowest = max(compute, own * expected_slowest(factors, workload.spread) + command)
+        on_link = workload.exposed(slowest - command, between, rows, ranks)
+        exposed = within + on_link
+    else:
+        compute, in_step = own * statistics.fmean(factors), 0.0
+        if workload.in_nodes is not None:
+            exact = replace(workload, n_bytes=workload.in_nodes[0], n_collectives=workload.in_nodes[1])
+            in_step, within = exchange_seconds(exact, cluster, 1, ranks)[0], within if nodes > 1 else 0.0
+            of_nodes = [factors[first : first + ranks] for first in range(0, n_ranks, ranks)]
+            factors = tuple(expected_slowest(one, workload.spread) for one in of_nodes)
+        delay = {"local": 0, "delayed": period - 1 if rule.delay is None else rule.delay}.get(rule.kind)
+        if delay is None:  # leaders begin to send one step after all nodes have reached the average
+            delay = needed = smallest_delay(own * max(factors) + in_step, within + between) + 1
+            period = 2 * delay
+        slowest = max(compute, own * expected_slowest(factors, workload.spread.of_sum(period)))
+        step = slowest + in_step
+        needed = needed or smallest_delay(step, between)
+        on_link = delayed_step(step, between, period, delay) - step
+        exposed = in_step + within / period + on_link
     seconds = slowest + exposed
     sent = bytes_sent(workload.n_bytes * WIRE_DTYPES[cluster.wire_dtype], nodes) / period
     efficiency = workload.compute(batch) / (n_ranks * seconds)
@@ -483,6 +420,7 @@ def predict_step(
         link_bytes=sent,
         rule=rule,
         memory=memory,
+        delay=needed if nodes > 1 else 0,
     )
 
 
@@ -526,7 +464,7 @@ class PredictionTable:
     def to_csv(self) -> str:
         """Return the table as CSV: seconds and bytes in full precision, with a line of titles."""
         names = ["nodes", "ranks", "batch", "seconds", "compute", "waiting", "exposed", "on_link", "efficiency"]
-        names += ["link_bytes", "memory", "rows_per_second", "limit"]
+        names += ["link_bytes", "memory", "rows_per_second", "limit", "delay"]
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("rule", *names))

@@ -122,7 +122,8 @@ def test_no_trace_is_left_after_an_exception(forked, monkeypatch, error, place):
 
 def test_parts_of_a_step_add_up(forked):
     forked(2)
-    table = synk.plan(build(exact=True), X, TARGETS, nodes=[1, 4], batch=[24, 48], line="1Gbit", slow=[3])
+    options = {"batch": [24, 48], "line": "1Gbit", "slow": [3], "shuffled": True}
+    table = synk.plan(build(exact=True), *map(synk.data, (X, TARGETS)), nodes=[1, 4], **options)
     for step in table.table.steps:
         close(step.compute + step.waiting + step.exposed, step.seconds)
         close(step.rows_per_second, step.batch / step.seconds)
@@ -138,7 +139,7 @@ def test_parts_of_a_step_add_up(forked):
     assert f"{1e3 * table.table.steps[-1].seconds:.4g}" in text
     assert f"Verdict: {table.verdict}." in text
     assert "Error of the model at 2 measured sizes" in text
-    assert "slow" not in text
+    assert "slow" not in text and "ms to copy 48 rows by index" in text
     assert html.count("<table>") == 3
     assert set(dir(table)) == {"checks", "notes", "plot", "seconds", "table", "to_csv", "verdict"}
 
@@ -172,12 +173,21 @@ def test_exact_steps_exchange_gradients_with_an_axis_of_length_1_once(forked):
     assert sorted(one.n_bytes for one in step.function.partition) == [8, 3 * 8]
 
 
-def test_a_rule_that_chooses_its_delay_has_no_model(forked):
-    forked(1)
+@pytest.mark.parametrize(("exact", "n_bytes"), [(True, 3 * 8 + 8), (False, 3 * 8)])
+def test_exact_steps_within_nodes_have_averages_between_them(forked, exact, n_bytes):
+    """The delay that the loop would choose is predicted, too."""
+    forked(2)
     inputs, loss, (w, _) = regression()
-    step = train.make_train_function(loss, [w], *inputs, "sgd", learning_rate=0.1, rule="local")
-    with pytest.raises(ValueError, match=r"rule is 'local' of .*; expected also rule, such as rule=.delayed:20."):
-        synk.plan(step, X, TARGETS)
+    step = train.make_train_function(loss, [w], *inputs, "sgd", learning_rate=0.1, rule="local", exact=exact)
+    before = w.get_value()
+    table = synk.plan(step, X, TARGETS, nodes=[1, 4], ranks=2, line="1Mbit")
+    np.testing.assert_array_equal(w.get_value(), before)
+    assert table._rules[0][0].in_nodes == (n_bytes, 1)
+    one, four = table.table.steps
+    assert (one.link_bytes, one.delay, four.on_link) == (0, 0, 0)
+    close(four.link_bytes, 2 * 3 / 4 * 3 * 8 / (2 * four.delay))
+    assert 0 < one.exposed <= four.exposed
+    assert f"delayed auto: a loop chooses delays of {four.delay} steps" in str(table)
 
 
 def test_rules_and_hyperparameters(forked):
@@ -436,7 +446,7 @@ def run_plan(tmp_path, *words, options="", turns=1000, ranks=2, launcher=(), scr
     path.write_text(
         script.replace("{OPTIONS}", f"dict({options})").replace("TURNS", str(turns)).replace("RANKS", str(ranks))
     )
-    command = [*launcher, sys.executable, "-m", "synkhronos", "plan", str(path), *words]
+    command = [*launcher, sys.executable, "-m", "synkhronos", "plan", path, *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SYNKHRONOS_COSTS": str(tmp_path / "costs.json")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     return done.returncode, done.stdout, done.stderr
@@ -463,7 +473,7 @@ f = synk.function([x, t], loss, updates=[(w, w - 0.1 * T.grad(loss, w))], exact=
 for turn in range(9):
     with synk.sequence():
         f(rows[:24], rows[:24, 0])
-f(rows[:24], rows[:24, 0])
+f(*map(synk.data, (rows, rows[:, 0])), batch=list(range(24)))
 """,
 }
 
@@ -474,6 +484,7 @@ def test_the_command_measures_other_ways_to_make_steps(tmp_path, way):
     assert code == 0, errors
     assert "\n    1      2     24 " in text
     assert "the end" not in text
+    assert ("rows by index" in text) == (way in ("loop", "sequence"))
 
 
 def test_an_error_of_the_script_keeps_its_traceback(tmp_path):
@@ -507,7 +518,7 @@ def test_the_command_writes_this_machine_and_takes_another(tmp_path):
     assert "Assumed, not measured: a machine with 2 cores" in text
 
 
-@pytest.mark.parametrize("options", ["", "rule=synk.rules.LocalSGD(every=5)"])
+@pytest.mark.parametrize("options", ["", "rule=synk.rules.LocalSGD(every=5)", 'rule="local"'])
 def test_the_command_measures_a_step_with_few_calls_and_a_loop(tmp_path, options):
     code, text, errors = run_plan(tmp_path, options=options, turns=2)
     assert code == 0, errors
@@ -516,9 +527,10 @@ def test_the_command_measures_a_step_with_few_calls_and_a_loop(tmp_path, options
 
 
 @needs_mpi
-def test_the_command_measures_the_link_between_nodes(tmp_path):
+@pytest.mark.parametrize("options", ["exact=True", 'exact=True, rule="local"'])
+def test_the_command_measures_the_link_between_nodes(tmp_path, options):
     launcher = [MPIEXEC, "-n", "2"]
-    code, text, errors = run_plan(tmp_path, options="exact=True", ranks=1, launcher=launcher)
+    code, text, errors = run_plan(tmp_path, options=options, ranks=1, launcher=launcher)
     assert code == 0, errors
     assert "\n    2      1     24 " in text
     assert re.search(r"Measured: a link of .* µs for a message; messages of 8 bytes to 8 MiB differ from this", text)

@@ -8,8 +8,9 @@ from backend import T, theano
 from synkhronos import averaged
 from synkhronos._api.step_measurements import _together
 from synkhronos._backends import Mode, ops, timed_machine
+from synkhronos._costs import Link, link_through
 from synkhronos._costs.kernels import Operand, RowTimes
-from synkhronos._costs.predict import Cluster, Link, Workload, from_first, link_through, overlapped, predict_step
+from synkhronos._costs.predict import Cluster, Workload, from_first, overlapped, predict_step
 from synkhronos._graph.ops import times_of_operands
 
 #: 0.01 s, and 1 ms for each row.

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import statistics
 import sys
 from dataclasses import replace
 
@@ -9,6 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up_costs import CONSTANTS
+from published_steps import (
+    DGX1,
+    DGX1_COPIES,
+    DGX1_FUNCTION,
+    IMAGES,
+    K80,
+    K80_BUS,
+    K80_SOCKET,
+    PARAMETERS,
+    VGG16_OF_16_ROWS,
+    dgx1,
+    published,
+)
 
 from synkhronos._costs import Curve
 from synkhronos._costs.kernels import (
@@ -33,7 +47,6 @@ from synkhronos._costs.predict import (
     cluster_of,
     delayed_step,
     exchange_seconds,
-    local_step,
     predict_step,
     predict_steps,
     smallest_delay,
@@ -127,8 +140,9 @@ def test_regressors_predict_products_that_were_not_measured():
     held_out = list(itertools.product(BETWEEN, repeat=3))
     seconds, expected = ([seconds_of_product(*one) for one in sizes] for sizes in (GRID_OF_PRODUCTS, held_out))
     errors = held_out_errors((LENGTHS,) * 3, seconds, held_out, expected)
-    assert errors.regressor[0] < 0.03
-    assert errors.regressor[1] < errors.interpolation[1] == pytest.approx(0.163, abs=0.001)
+    regressor, interpolation = ([abs(one) for one in found] for found in (errors.regressor, errors.interpolation))
+    assert statistics.median(regressor) < 0.03
+    assert max(regressor) < max(interpolation) == pytest.approx(0.163, abs=0.001)
 
 
 def test_regressors_of_passes_over_memory():
@@ -225,7 +239,7 @@ def test_the_deviation_of_a_sum_grows_with_the_root_of_its_terms():
 
 
 def test_local_steps_share_an_exchange():
-    assert local_step(1.0, 6.0, 4) == 2.5
+    assert delayed_step(1.0, 6.0, 4, delay=0) == 2.5
 
 
 def test_delayed_averages():
@@ -311,22 +325,28 @@ def test_a_step_of_local_updates():
 
 
 def test_a_step_of_delayed_averages():
+    """The ranks of a node average before an exchange between nodes, and only the latter is hidden."""
     step = predict_step(WORKLOAD, CLUSTER, 2, 2, 80, Rule("delayed", 50))
-    assert (step.seconds, step.exposed) == pytest.approx((0.03, 0.0))
+    assert (step.seconds, step.exposed, step.on_link) == pytest.approx((0.0302, 0.0002, 0.0))
+    assert step.delay == 34  # 1.002 / 0.03
     step = predict_step(WORKLOAD, CLUSTER, 2, 2, 80, Rule("delayed", 50, delay=10))
-    assert step.exposed == pytest.approx((1.012 - 0.3) / 50)
+    assert (step.exposed, step.on_link) == pytest.approx(((1.012 - 0.3) / 50, (1.002 - 0.3) / 50))
 
 
-RULES = st.sampled_from([Rule(), Rule("local", 4), Rule("delayed", 4), Rule("delayed", 4, 1), Rule("centre", 4)])
+RULES = st.sampled_from(
+    [Rule(), Rule("local", 4), Rule("delayed", 4), Rule("delayed", 4, 1), Rule("auto"), Rule("centre", 4)]
+)
+#: Bytes and collectives of exact steps within nodes.
+IN_NODES = st.sampled_from([None, (1e5, 3)])
 #: Up to four arrays in the order in which they exist.
 OPERANDS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.25)), max_size=4).map(
     lambda found: tuple(Operand(part, (1.0,), (until,)) for until, part in sorted(found))
 )
 
 
-@given(RULES, st.integers(1, 32), st.integers(1, 8), st.integers(1, 4096), st.floats(0, 0.3), OPERANDS)
-def test_a_step_is_never_faster_than_its_computation(rule, nodes, ranks, batch, deviation, operands):
-    work = replace(WORKLOAD, spread=Spread(deviation), operands=operands)
+@given(RULES, st.integers(1, 32), st.integers(1, 8), st.integers(1, 4096), st.floats(0, 0.3), OPERANDS, IN_NODES)
+def test_a_step_is_never_faster_than_its_computation(rule, nodes, ranks, batch, deviation, operands, in_nodes):
+    work = replace(WORKLOAD, spread=Spread(deviation), operands=operands, in_nodes=in_nodes)
     step = predict_step(work, CLUSTER, nodes, ranks, batch, rule)
     assert step.seconds >= step.compute >= work.compute(batch / (nodes * ranks)) * (1 - 1e-12)
     assert step.seconds == pytest.approx(step.compute + step.waiting + step.exposed)
@@ -437,34 +457,6 @@ def test_a_verdict_on_more_than_one_node_begins_with_the_least_number():
 
 # Published measurements
 
-#: Numbers of parameters. AlexNet has two groups of convolutions, GoogLeNet both auxiliary classifiers.
-PARAMETERS = {"AlexNet": 60_965_224, "GoogLeNet": 13_378_280, "VGG16": 138_357_544, "ResNet50": 25_557_032}
-
-#: README of Theano-MPI (2017; arXiv:1605.08325): seconds per 5,120 images on Tesla K80 GPUs of one node, with NCCL.
-#: Rows of a GPU in a step, seconds on 1 GPU, and on 2, 4 and 8: training, and exchange.
-K80 = {
-    "AlexNet": (128, 20.50, {2: (10.35, 0.78), 4: (5.13, 0.54), 8: (2.63, 0.61)}),
-    "GoogLeNet": (32, 63.89, {2: (31.40, 1.00), 4: (15.51, 0.71), 8: (7.69, 0.80)}),
-    "VGG16": (32, 343.37, {2: (169.12, 7.14), 4: (86.97, 4.80), 8: (43.29, 5.41)}),
-    "ResNet50": (64, 163.15, {2: (80.09, 0.81), 4: (40.25, 0.56), 8: (20.12, 0.57)}),
-}
-#: The same table's VGG-16 with 16 rows, from which the rates of the bus are derived, and which is not predicted.
-VGG16_OF_16_ROWS = {2: 13.90, 4: 9.28, 8: 12.59}
-
-#: Bytes per second of the bus: VGG16_OF_16_ROWS has 5120 / 16 / P exchanges of 2(P - 1) / P · 553 MB.
-K80_BUS = 3.08e9  # 8 GPUs, on both sockets
-K80_SOCKET = 7.16e9  # 4 GPUs, on one socket
-IMAGES = 5120
-
-
-def published(name, n_ranks, bus):
-    """Return the prediction for K80s, in seconds per 5,120 images, given those of 1 GPU: step, and exchange."""
-    rows, alone, _ = K80[name]
-    work = Workload((fit_row_times([rows], [alone * rows / IMAGES]),), 4 * PARAMETERS[name])
-    step = predict_step(work, Cluster(LINK, Link(0.0, bus)), 1, n_ranks, n_ranks * rows)
-    n_steps = IMAGES / (n_ranks * rows)
-    return n_steps * step.seconds, n_steps * step.exposed
-
 
 def error(predicted, measured):
     return predicted / measured - 1
@@ -535,24 +527,6 @@ def test_one_rate_for_one_and_two_sockets_misses_the_target(name, n_ranks, above
     _, alone, measured = K80[name]
     _, exchange = published(name, n_ranks, K80_BUS)
     assert error(exchange, sum(measured[n_ranks]) - alone / n_ranks) == pytest.approx(above, abs=0.006)
-
-
-#: A. Stooke and P. Abbeel (2017), arXiv:1710.04162, table 1 and section 6: ResNet-50 on a DGX-1 with Tesla P100 GPUs.
-#: Seconds of a run on 1 GPU and on 8, and those of its parts; 1.75 steps of 64 rows per second on 1 GPU.
-DGX1 = {"alone": 395.1, "eight": 52.6, "all-reduce": 0.46, "straggler": 1.0, "steps per second": 1.75, "rows": 64}
-#: Seconds of the function, and the part of them that copies inputs to GPUs, on 1 GPU and on 8.
-DGX1_FUNCTION, DGX1_COPIES = (382.5, 49.5), (0.018, 0.036)
-#: The four NVLinks of a P100 at once, each 20 GB/s in each direction (NVIDIA, white paper on the DGX-1, WP-08437-001).
-DGX1_NVLINK = 80e9
-
-
-def dgx1(spread=None, copies=None):
-    """Return the prediction for 8 GPUs: seconds of the run, those of exchange, and the number of steps."""
-    n_steps = DGX1["alone"] * DGX1["steps per second"] / 8
-    kernels = (fit_row_times([DGX1["rows"]], [1 / DGX1["steps per second"]]), *([copies] if copies else []))
-    work = Workload(kernels, 4 * PARAMETERS["ResNet50"], spread=spread or Spread())
-    step = predict_step(work, Cluster(LINK, Link(0.0, DGX1_NVLINK)), 1, 8, 8 * DGX1["rows"])
-    return n_steps * step.seconds, n_steps * step.exposed
 
 
 def test_the_paper_on_a_dgx1_misses_the_target():
