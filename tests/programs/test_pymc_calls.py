@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import logging
+import threading
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from backend import T, theano
 pm = pytest.importorskip("pymc", reason="PyMC is not installed")
 
 import xarray as xr  # noqa: E402
+from pymc.sampling import mcmc  # noqa: E402
+from pymc.smc import sampling  # noqa: E402
 
 import synkhronos as synk  # noqa: E402
 from synkhronos.extensions.pymc import parallel  # noqa: E402
@@ -102,6 +105,31 @@ def test_functions_in_later_sessions(no_session, build):
         with synk.session(n_ranks, plan=plan):
             for _ in range(3):
                 np.testing.assert_allclose(function(point), right, rtol=1e-12)
+
+
+def test_blocks_of_threads_end_in_any_order(synchronize):
+    """After the block of one thread, that of another thread samples; after both, PyMC is as before."""
+    synchronize(2)
+    settings = {**SHORT, "chains": 2, "cores": 2, "nuts_sampler": "pymc"}
+    attributes = [(mcmc, "_iter_sample"), (mcmc, "setup_cores_blas_cores"), (sampling, "setup_cores_blas_cores")]
+    before = [getattr(*one) for one in attributes]
+    has_begun, is_alone, drawn = threading.Event(), threading.Event(), []
+
+    def sample():
+        with parallel(model_of(line)):
+            has_begun.set()
+            assert is_alone.wait(60)
+            drawn.append(pm.sample(**settings).posterior["a"].values)
+
+    other = threading.Thread(target=sample)
+    with parallel(model_of(line)):
+        other.start()
+        assert has_begun.wait(60)
+    is_alone.set()
+    other.join()
+    assert [getattr(*one) for one in attributes] == before
+    with model_of(line):
+        np.testing.assert_allclose(drawn[0], pm.sample(**{**settings, "cores": 1}).posterior["a"].values, rtol=1e-5)
 
 
 CALLS = {}

@@ -1,5 +1,6 @@
 """Evaluation of the points of several chains at once, for PyMC models."""
 
+import contextlib
 import ctypes
 import threading
 import time
@@ -9,12 +10,14 @@ import pytest
 from backend import theano
 from scripts import run_script
 
-pytest.importorskip("pymc", reason="PyMC is not installed")
+pm = pytest.importorskip("pymc", reason="PyMC is not installed")
 
-from synkhronos.extensions.pymc._combiner import Combiner
+from synkhronos.extensions.pymc._combiner import Combiner  # noqa: E402
 
-from synkhronos.extensions.pymc.building import Each
-from synkhronos.extensions.pymc.nutpie import combiner_of
+from synkhronos._backends import divert  # noqa: E402
+from synkhronos.extensions.pymc.building import Builder, Each  # noqa: E402
+from synkhronos.extensions.pymc.nutpie import combiner_of  # noqa: E402
+from synkhronos.extensions.pymc.rows import ModelData  # noqa: E402
 
 DOUBLES = ctypes.POINTER(ctypes.c_double)
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_uint64, DOUBLES, DOUBLES, DOUBLES, ctypes.c_void_p)
@@ -172,6 +175,25 @@ def test_arguments_are_checked():
 def test_functions_of_one_point_are_called_for_each():
     values, gradients = Each(lambda point: (point.sum(), 2 * point))(np.arange(6.0).reshape(3, 2))
     assert values.tolist() == [1, 5, 9] and gradients.tolist() == [[0, 2], [4, 6], [8, 10]]
+
+
+def test_functions_of_other_threads_are_of_one_point(synchronize):
+    """While one thread builds a density of several points, such as in `pm.sample`, another thread builds functions."""
+    synchronize(2)
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("b"), 1, observed=np.arange(70.0))
+    point = {"b": np.array(0.5)}
+    expected = model.compile_logp()(point)
+    builder = Builder(ModelData(model, None))
+    flags = {} if theano.config.linker == "numba" else {"mode": "FAST_COMPILE", "linker": "py", "cxx": ""}
+    with contextlib.ExitStack() as ending:
+        ending.callback(divert(builder))
+        ending.enter_context(theano.config.change_flags(**flags))
+        with builder.mapping():
+            (of_other,) = Chains(1, lambda i: model.compile_logp()).join()
+            (values,) = model.compile_fn([model.logp()], inputs=model.value_vars, point_fn=False)([0.5, 0.5])
+    np.testing.assert_allclose(of_other(point), expected, rtol=1e-12)
+    np.testing.assert_allclose(values, [expected] * 2, rtol=1e-12)
 
 
 OWN_MODEL = """

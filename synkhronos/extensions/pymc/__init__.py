@@ -16,7 +16,7 @@ from typing import Any
 
 import synkhronos
 from synkhronos import _backends
-from synkhronos.extensions.pymc.building import Builder, ModelFunction
+from synkhronos.extensions.pymc.building import Builder, ModelFunction, replaced
 from synkhronos.extensions.pymc.rows import ModelData
 
 __all__ = ["parallel", "report"]
@@ -153,7 +153,6 @@ def _chains_in_turn() -> Iterator[None]:
     from pymc.sampling import mcmc
     from pymc.smc import sampling
 
-    modules: list[Any] = [mcmc, sampling]
     plain, plain_draws = mcmc.setup_cores_blas_cores, mcmc._iter_sample
     is_interrupted = False
 
@@ -173,12 +172,8 @@ def _chains_in_turn() -> Iterator[None]:
             is_interrupted = True
             raise
 
-    mcmc._iter_sample = draws
-    for module in modules:
-        module.setup_cores_blas_cores = setup
-    try:
+    with contextlib.ExitStack() as ending:
+        ending.enter_context(replaced(mcmc, "_iter_sample", draws))
+        for module in (mcmc, sampling):
+            ending.enter_context(replaced(module, "setup_cores_blas_cores", setup))
         yield
-    finally:
-        mcmc._iter_sample = plain_draws
-        for module in modules:
-            module.setup_cores_blas_cores = plain

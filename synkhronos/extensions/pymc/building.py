@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from synkhronos.extensions.pymc.graphs import (
 )
 from synkhronos.extensions.pymc.rows import NOT_SHOWN, ModelData, Scattered
 
-__all__ = ["Builder", "Each", "ModelFunction"]
+__all__ = ["Builder", "Each", "ModelFunction", "replaced"]
 
 #: Arguments of `pytensor.function` that are passed in another way, or that exact functions do not use.
 _OWN = ("inputs", "outputs", "updates", "givens", "accept_inplace", "rebuild_strict")
@@ -48,6 +49,23 @@ def _note_fork() -> None:
 
 os.register_at_fork(after_in_child=_note_fork)
 
+_replaced: dict[tuple[Any, str], list[Any]] = {}  # values of attributes of modules: the module's own, then others
+
+
+@contextlib.contextmanager
+def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a module in a ``with`` block. The blocks of several threads may end in any order."""
+    values = _replaced.setdefault((module, name), [getattr(module, name)])
+    values.append(value)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        values.remove(value)
+        setattr(module, name, values[-1])
+        if len(values) == 1:
+            del _replaced[module, name]
+
 
 class Builder:
     """Builds the functions that PyMC requests from `pytensor.function`.
@@ -59,16 +77,20 @@ class Builder:
 
     def __init__(self, data: ModelData) -> None:
         self._data = data
-        self._maps = False
+        self._mapping: set[int] = set()  # threads
 
     @contextlib.contextmanager
     def mapping(self) -> Iterator[None]:
-        """Build the first function with inputs in a ``with`` block for several points at once, if it uses the data."""
-        self._maps = True
+        """Build the first function with inputs in a ``with`` block for several points at once, if it uses the data.
+
+        Functions that other threads request meanwhile are not affected.
+        """
+        thread = threading.get_ident()
+        self._mapping.add(thread)
         try:
             yield
         finally:
-            self._maps = False
+            self._mapping.discard(thread)
 
     def __call__(self, plain: Callable[..., Any], asked: dict[str, Any]) -> Any:
         """Build an exact function, or PyMC's own if it does not use the data or only draws random numbers.
@@ -90,7 +112,9 @@ class Builder:
         are_tensors = all(isinstance(getattr(one, "type", None), TensorType) for one in results)
         if only_draws or not are_tensors or not (inputs or updates):
             return plain(**asked)
-        maps, self._maps = self._maps, False
+        thread = threading.get_ident()
+        maps = thread in self._mapping
+        self._mapping.discard(thread)
         given = [*results, *updates.values()]
         self._data.fit(given)
         conditions: list[Any] = []

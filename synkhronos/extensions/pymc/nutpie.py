@@ -26,7 +26,7 @@ import numpy as np
 import synkhronos
 from synkhronos._backends import SharedVariable, ancestors, divert
 from synkhronos.extensions.pymc._combiner import Combiner
-from synkhronos.extensions.pymc.building import Builder, Each, ModelFunction
+from synkhronos.extensions.pymc.building import Builder, Each, ModelFunction, replaced
 
 __all__ = ["diverted"]
 
@@ -46,12 +46,8 @@ def diverted(builder: Builder) -> Iterator[None]:
     """Replace ``nutpie.compile_pymc_model``, which `pm.sample` calls, by this module's version in a ``with`` block."""
     import nutpie
 
-    before = nutpie.compile_pymc_model
-    nutpie.compile_pymc_model = functools.partial(compile_pymc_model, builder)
-    try:
+    with replaced(nutpie, "compile_pymc_model", functools.partial(compile_pymc_model, builder)):
         yield
-    finally:
-        nutpie.compile_pymc_model = before
 
 
 def compile_pymc_model(
