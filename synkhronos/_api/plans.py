@@ -333,7 +333,7 @@ def plan(
             f"nodes is {every_nodes}, and the session has one node, so no link can be measured; expected also line, "
             'such as line="10Gbit"'
         )
-    target = Target(session, f, inputs, named, params, shuffled)
+    target = Target(session, f, inputs, named, params, is_shuffled=shuffled)
     given = rule if rule is not None else _AUTO if target.rule == "local" else target.rule
     kinds = [_rule_of(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
     batches = _numbers("batch", batch, [target.n_rows])
