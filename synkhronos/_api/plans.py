@@ -335,7 +335,7 @@ def plan(
         )
     if not all(one > 0 for one in slow):
         raise ValueError(f"slow is {slow!r}; expected positive numbers")
-    target = Target(session, f, inputs, named, params, shuffled)
+    target = Target(session, f, inputs, named, params, is_shuffled=shuffled)
     given = rule if rule is not None else _AUTO if target.rule == "local" else target.rule
     kinds = [rule_of(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
     batches = _numbers("batch", batch, [target.n_rows])

@@ -133,6 +133,7 @@ class Target:
         inputs: Sequence[Any],
         named: dict[str, Any],
         params: Sequence[Any],
+        *,
         is_shuffled: bool = False,
     ) -> None:
         self._session, self._call, self._inputs, self._named = session, f, inputs, named
