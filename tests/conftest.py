@@ -205,10 +205,15 @@ def pytest_addoption(parser):
 OF_PROCESSES = ("tests/nodes/", "tests/faults/")
 
 
+def alternates(item):
+    """Return whether `.ci/run` runs a test on one of the two backends, unless only one of them has the operation."""
+    may_alternate = hasattr(item, "callspec") or item.nodeid.startswith(OF_PROCESSES)
+    return may_alternate and not item.nodeid.startswith(ON_ONE_BACKEND)
+
+
 def is_of_this_backend(item):
     """Return whether `.ci/run` runs a test on this backend, or this variant of it."""
-    alternates = hasattr(item, "callspec") or item.nodeid.startswith(OF_PROCESSES)
-    if not alternates or item.nodeid.startswith(ON_ONE_BACKEND) or item.get_closest_marker("theano_only"):
+    if not alternates(item) or item.get_closest_marker("theano_only"):
         return True
     turn = zlib.crc32(item.nodeid.encode())
     if hasattr(item, "callspec") and item.callspec.params.get("ranks") in RANKS:  # modules keep their sessions

@@ -240,8 +240,8 @@ def test_ci_runs_each_variant_of_a_test_on_one_backend(request, monkeypatch):
     monkeypatch.setattr(conftest, "on_theano", not conftest.on_theano)
     there = list(map(conftest.is_of_this_backend, items))
     for item, is_here, is_there in zip(items, here, there):
-        is_variant = hasattr(item, "callspec") and not item.nodeid.startswith(conftest.ON_ONE_BACKEND)
-        assert (is_here, is_there) in ([(True, False), (False, True)] if is_variant else [(True, True)]), item
+        on_one = conftest.alternates(item)
+        assert (is_here, is_there) in ([(True, False), (False, True)] if on_one else [(True, True)]), item
 
 
 def test_ci_runs_each_test_file_on_a_backend():
