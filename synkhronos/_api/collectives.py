@@ -99,12 +99,13 @@ def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> 
             if rest and session.sequencer.place:  # not as below: if the block raises, the ranks keep their values
                 workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
                 put(session, rest, [_graph.host_array(var) for var in rest], ranks=workers)
-                undo = session.stale.note_sent(rest)
-                session.sequencer.on_failure(lambda _: undo())
+                session.sequencer.note(lambda: session.stale.note_sent(rest))
             elif rest:
                 session.stale.add(rest)
                 session.update_replicas()
             _graph.note_sent(direct)
+            session.replica_check.note_parts(direct, are_parts=False)
+            variables = rest
         _note_equal(session, variables)
 
 
@@ -159,8 +160,7 @@ def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
                 raise ValueError(f"scatter: {var} is 0-dimensional; expected at least one dimension")
         with progress("scattering"):
             put(session, variables, matched, batch=batch, split=True, given=as_list(shared_vars, values))
-        undo = session.replica_check.note_parts(variables)
-        session.sequencer.on_failure(lambda is_sent: None if is_sent else undo())
+        session.sequencer.note(lambda: session.replica_check.note_parts(variables))
 
 
 def gather(shared_vars: Variables, nd_up: int = 1, nccl: bool = True) -> Any:
@@ -412,8 +412,7 @@ def all_reduce(
 
 def _note_equal(session: Session, variables: Sequence[Any]) -> None:
     """Record that variables are equal on all ranks, unless the open sequence, if there is one, does not succeed."""
-    undo = session.replica_check.note_parts(variables, are_parts=False)
-    session.sequencer.on_failure(lambda _: undo())
+    session.sequencer.note(lambda: session.replica_check.note_parts(variables, are_parts=False))
 
 
 def _run(session: Session, function: str, variables: Sequence[Any], command: Command) -> list[Any]:

@@ -448,7 +448,9 @@ class LeaderComm:
         """Take part in the rest of each exchange that all leaders have agreed on, after this leader has failed."""
         with deferred_interrupts():
             while self._due and not self.is_lost:
-                self._due.pop()()
+                fill_in = self._due[-1]
+                fill_in()
+                self.end_exchange(fill_in)
 
     def leave(self) -> None:
         """Abort the current command, and leave its vote or exchange, which a signal handler may have interrupted."""

@@ -23,7 +23,7 @@ from synkhronos._multinode.leader_comm import ORDER, LeaderComm, MultiNodeSync
 from synkhronos._multinode.node_leader import lead
 from synkhronos._multinode.node_messages import Answer, Ask, Bring, Do, Leave, Look, Lost, Options, Report, Start, Stop
 from synkhronos._multinode.shipping import Shipment, Shipping
-from synkhronos._processes import STRAGGLING, Deadline, ProcessGroup, World, check_nodes, kind_of
+from synkhronos._processes import STRAGGLING, Deadline, ProcessGroup, World, check_exchange, check_nodes, kind_of
 from synkhronos._rank import Decoder, Envelope
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rendezvous import RESTART, rendezvous
@@ -221,7 +221,10 @@ class MultiNodeGroup:
     def _check(self) -> None:
         """Raise if a rank or a node has failed, while `collect` waits."""
         self._raise_losses()
-        check_nodes(self._group, self._comm.silent())
+        silent = self._comm.silent()
+        check_nodes(self._group, silent)
+        if not silent:
+            check_exchange(self._group)
 
     def dead(self) -> list[int]:
         """Return the workers that have ended, even if they were replaced.

@@ -35,7 +35,7 @@ from synkhronos._processes.rank_process import RankProcess, describe_exit, log
 from synkhronos._processes.sync import ANSWERED, SENT, Barrier, Deadline, RankSync, StatusBoard
 from synkhronos._processes.timeline import CONTROL, OUTSIDE, Timeline
 from synkhronos._utils.display import counted
-from synkhronos._utils.interrupts import deferred_interrupts
+from synkhronos._utils.interrupts import deferred_interrupts, handle_second_signal
 from synkhronos._utils.resources import count_cores
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, SessionError, WorkerDied, WorkerTimeout
 
@@ -422,6 +422,7 @@ class ProcessGroup:
         """
         if self.stopped:
             raise SessionError(CLOSED_WITHIN)
+        handle_second_signal()
         check_order(self)
         for rank in self.dead():
             process = self._members[rank].process

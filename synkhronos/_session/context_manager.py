@@ -168,12 +168,12 @@ def sequence() -> Iterator[None]:
             sequencer.recorder = recorder
             try:
                 yield
+                with session.lock, session.timeline.call("sequence"):  # from here on, signal handlers cannot call
+                    sequencer.recorder = None
+                    recorder.send(session)
             except BaseException as error:
                 recorder.drop(error)
                 raise
-            with session.lock, session.timeline.call("sequence"):  # from here on, signal handlers cannot call
-                sequencer.recorder = None
-                recorder.send(session)
         finally:
             sequencer.recorder = None
 

@@ -161,11 +161,12 @@ def worker_error(
     )
 
 
-def controller_error(name: str, rank: int, error: Exception) -> WorkerError:
+def controller_error(name: str | None, rank: int, error: Exception, updated: bool | None) -> WorkerError:
     """Return the error to raise for the failure of a call that the controller computes alone, on CPU cores."""
     failure = Failure.of(error)
-    message = f"rank {rank} (cpu) failed in Call {name}: {failure.summary}\nThe controller computed this call alone."
-    return WorkerError(message, rank, "cpu", failure.traceback, error)
+    what = f"Call {name}" if name else "Call"
+    message = f"rank {rank} (cpu) failed in {what}: {failure.summary}\nThe controller computed this call alone."
+    return WorkerError(message, rank, "cpu", failure.traceback, error, updated=updated)
 
 
 def _rows_of(command: Call, rank: int, summary: str) -> str:

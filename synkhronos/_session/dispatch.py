@@ -176,6 +176,7 @@ class Dispatcher:
                 self.finish_step(None)
             if self._group.sync.aborted:  # an earlier command failed, and an interrupt kept it from resetting this
                 self._group.sync.reset()
+            take_end()  # of an earlier command
             was_waiting, self._is_waiting = self._is_waiting, True
             self._ledger.n_failures += 1  # until the command has succeeded
             try:

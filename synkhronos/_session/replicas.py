@@ -97,17 +97,27 @@ class StaleReplicas:
         """
         self.end(self.updates_of(variables))
 
-    def note_sent(self, variables: Sequence[Any]) -> Callable[[], None]:
-        """Record that the other ranks have the controller's present values; return a function that undoes this."""
-        syncs = [(self._table.key(var), _graph.sync_of(var.container)) for var in variables]
-        before = [(key, sync, sync.sent, sync.stale) for key, sync in syncs]
-        _graph.note_sent(variables)
+    def note_sent(self, variables: Sequence[Any]) -> Callable[[bool], None]:
+        """Record that the other ranks have the controller's present values.
 
-        def undo() -> None:
-            for key, sync, sent, stale in before:
-                sync.sent = None if sync.sent is None else sent  # None: the program has set it since
-                sync.stale = stale
-                if stale is not None and key is not None:
+        Returns
+        -------
+        callable
+            ``undo(is_sent)`` undoes this for the variables whose values have not changed since. ``is_sent``: the ranks
+            may have got the values.
+        """
+        records = [(self._table.key(var), _graph.sync_of(var.container)) for var in variables]
+        stale = [sync.stale for _, sync in records]
+        _graph.note_sent(variables)
+        sent = [sync.sent for _, sync in records]
+
+        def undo(is_sent: bool) -> None:
+            for (key, sync), old, noted in zip(records, stale, sent):
+                if sync.sent is not None and sync.sent is not noted:
+                    continue
+                sync.sent = None
+                if old is not None and key is not None and sync.stale is None and not is_sent:
+                    sync.stale = old
                     self.keys.add(key)
 
         return undo
@@ -349,29 +359,27 @@ class ReplicaCheck:
         """Return whether a variable holds data, of which each rank may have its own rows."""
         return var.container in self._data
 
-    def note_parts(self, variables: Sequence[Any], are_parts: bool = True) -> Callable[[], None]:
+    def note_parts(self, variables: Sequence[Any], are_parts: bool = True) -> Callable[[bool], None]:
         """Record that variables were scattered, or (if not ``are_parts``) made equal on all ranks.
 
         Returns
         -------
         callable
-            Restores the earlier records.
+            ``undo(is_sent)`` undoes this. ``is_sent``: ranks may have got their rows, so variables stay scattered.
         """
         self._has_noted = self._has_noted or are_parts
-        if not self._has_noted:
-            return _do_nothing
-        noted = [(kind, var.container) for var in variables for kind in (self._parts, self._data)]
-        before = [(kind, container, container in kind) for kind, container in noted]
-        for var in variables:
+        changed: list[tuple[Any, Any]] = []
+        for var in variables if self._has_noted else ():
             self.n_changes += are_parts or var.container in self._parts
-            (self._parts.add if are_parts else self._parts.discard)(var.container)
-            if not are_parts:
-                self._data.discard(var.container)
+            for kind in (self._parts,) if are_parts else (self._parts, self._data):
+                if (var.container in kind) != are_parts:
+                    changed.append((kind, var.container))
+                    (kind.add if are_parts else kind.discard)(var.container)
 
-        def undo() -> None:
-            self.n_changes += 1
-            for kind, container, was_in in before:
-                (kind.add if was_in else kind.discard)(container)
+        def undo(is_sent: bool) -> None:
+            for kind, container in () if are_parts and is_sent else changed:
+                self.n_changes += 1
+                (kind.discard if are_parts else kind.add)(container)
 
         return undo
 
@@ -437,10 +445,6 @@ class ReplicaCheck:
                     "updates are local, and set_value sets the controller's copy only. Make them equal by "
                     "synkhronos.broadcast, or average them by synkhronos.all_reduce"
                 )
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:

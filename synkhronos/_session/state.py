@@ -203,7 +203,7 @@ class Session:
         return self.stale.view(keys, self.issue)
 
     def compute_alone(
-        self, run: Callable[[list[Any]], list[Any]], arrays: list[Any], updates: Updates, name: str
+        self, run: Callable[[list[Any]], list[Any]], arrays: list[Any], updates: Updates, name: str | None
     ) -> list[Any]:
         """Compute a call on the controller alone, and record which variables are stale on the other ranks.
 
@@ -214,7 +214,7 @@ class Session:
         arrays : list
             The inputs.
         updates : Updates
-        name : str
+        name : str or None
             Name of the function, for the message.
 
         Returns
@@ -227,8 +227,9 @@ class Session:
         WorkerError
             If it fails, as for a command.
         """
+        has_updates = bool(updates.known or updates.unknown)
         try:
-            if not (updates.known or updates.unknown):
+            if not has_updates:
                 return self.private(self.replica.compute(run, arrays))
             try:
                 self.stale.begin(updates)
@@ -238,7 +239,7 @@ class Session:
             return self.private(outputs)
         except Exception as error:
             let_interrupts_pass(error)
-            raise controller_error(name, self.master_rank, error) from None
+            raise controller_error(name, self.master_rank, error, None if has_updates else False) from None
 
     # -- memory
 

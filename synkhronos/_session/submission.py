@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from synkhronos._rank import Command, InOrder, summarize
-from synkhronos._utils.interrupts import new_lock
+from synkhronos._utils.interrupts import deferred_interrupts, new_lock
 from synkhronos.errors import SessionError, WorkerError
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ class Submission(NamedTuple):
     check: Callable[[Session], None] | None = None
 
 
+_PENDING = "the call is sent at the end of the block; ask for the result after it"
+
+
 class Future:
     """Result of a call in a `sequence`, available after the block.
 
@@ -58,7 +61,7 @@ class Future:
     """
 
     def __init__(self) -> None:
-        self._unknown: str | None = "the call is sent at the end of the block; ask for the result after it"
+        self._unknown: str | None = _PENDING
         self._value: Any = None
         self._make: Callable[[Any], Any] | None = None
 
@@ -114,7 +117,8 @@ class Future:
         self._value, self._unknown = value if self._make is None else self._make(value), None
 
     def _fail(self, error: BaseException) -> None:
-        self._unknown = summarize(error)
+        if self._unknown == _PENDING:
+            self._unknown = summarize(error)
 
 
 class Recorder:
@@ -155,6 +159,7 @@ class Recorder:
                     part.check(session)
             is_sent = True
             results = _execute(session, self.parts) if self.parts else []
+            self.undo.clear()
         except BaseException as error:
             self.drop(error, is_sent)
             raise
@@ -171,11 +176,12 @@ class Recorder:
                 del first  # break the reference cycle between the exception and this frame
 
     def drop(self, error: BaseException, is_sent: bool = False) -> None:
-        """Mark all results as failed with an error, and undo what was recorded of the variables."""
+        """Mark pending results as failed with an error, and undo what was recorded of the variables."""
         for future in self._futures:
             future._fail(error)
-        for undo in reversed(self.undo):
-            undo(is_sent)
+        with deferred_interrupts():
+            while self.undo:
+                self.undo.pop()(is_sent)
 
 
 class Sequencer:
@@ -217,11 +223,14 @@ class Sequencer:
         if recorder is not None:
             recorder.kept += things
 
-    def on_failure(self, undo: Callable[[bool], None]) -> None:
-        """Have a function called if the open sequence, if there is one, does not succeed; see `Recorder.undo`."""
+    def note(self, note: Callable[[], Callable[[bool], None]]) -> None:
+        """Call ``note()``, which records something and returns a function that undoes this; see `Recorder.undo`."""
         recorder = self.recording
-        if recorder is not None:
-            recorder.undo.append(undo)
+        if recorder is None:
+            note()
+            return
+        with deferred_interrupts():
+            recorder.undo.append(note())
 
     def check_first(self, what: str) -> None:
         """Raise `SessionError` if the open sequence already has parts, which are not sent yet."""

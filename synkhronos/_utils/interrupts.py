@@ -59,28 +59,26 @@ os.register_at_fork(after_in_child=_release_locks)
 #: A signal that arrives again within this many seconds counts as the same one, because launchers pass signals on.
 _SAME_SECONDS = 0.3
 
-# State of the main thread: depth of nested blocks, whether a second signal may end the outermost one, and whether it
-# has ended one; the program's handlers that `_note` replaces, and pending signals with the times of their arrival.
+# State of the main thread: depth of nested blocks, whether a second signal may end the outermost one, the signal that
+# came a second time, if any, and whether its handler has raised an exception; the program's handlers that `_note`
+# replaces, and pending signals with the times of their arrival.
 _depth = 0
 _may_end = _has_ended = False
+_second: int | None = None
 _handlers: dict[int, Any] = {}
 _came: dict[int, float] = {}
 
 
 def _note(number: int, frame: Any) -> None:
     """Record a pending signal; the handler of all signals inside a block."""
-    global _has_ended
+    global _second
     if not _depth:  # the block has not begun yet, or has ended: run the program's handler now
         if number in _handlers:
             _handlers[number](number, frame)
     elif number not in _came:  # pending signals of one number merge, as in the kernel
         _came[number] = time.monotonic()
-    elif _may_end and _depth == 1 and time.monotonic() - _came[number] > _SAME_SECONDS:
-        try:
-            _handlers[number](number, frame)
-        except BaseException:
-            _has_ended = True
-            raise
+    elif time.monotonic() - _came[number] > _SAME_SECONDS:
+        _second = number
 
 
 def _python_handlers() -> dict[int, Any]:
@@ -99,14 +97,14 @@ class deferred_interrupts:
     Parameters
     ----------
     may_end : bool
-        Whether the handler of a signal that arrives a second time runs at once, except in nested blocks.
+        Whether `handle_second_signal` runs handlers, except in nested blocks.
     """
 
     def __init__(self, may_end: bool = False) -> None:
         self._may_end = may_end
 
     def __enter__(self) -> None:
-        global _depth, _may_end
+        global _depth, _may_end, _second
         native.require_frames(_FRAMES)  # raises RecursionError before the block instead of inside it
         self._deferring = threading.get_ident() == threading.main_thread().ident
         if self._deferring:
@@ -114,7 +112,7 @@ class deferred_interrupts:
                 self._replaced = _python_handlers()
                 _handlers.update(self._replaced)
                 notes = dict.fromkeys(self._replaced, _note)
-                _may_end = self._may_end
+                _may_end, _second = self._may_end, None
             _depth += 1  # from here on, handlers can only interrupt the call of `set_handlers`
             if _depth == 1:
                 try:
@@ -144,7 +142,7 @@ def _handle(frame: Any) -> None:
     """Run the handlers of all pending signals, even if some of them raise."""
     if _came:
         try:
-            number = next(iter(_came))
+            number = list(_came)[0]  # noqa: RUF015  (a signal may come within `next`)
             del _came[number]
             _handlers[number](number, frame)
         finally:
@@ -157,8 +155,23 @@ def handle_interrupts() -> None:
         _handle(sys._getframe(1))
 
 
+def handle_second_signal() -> None:
+    """Run the handler of a signal that came a second time in a block with ``may_end``; to be called by its waits."""
+    global _second, _has_ended
+    is_main = threading.get_ident() == threading.main_thread().ident
+    if _second is None or not _may_end or _depth != 1 or not is_main:
+        return
+    number, _second = _second, None
+    _came[number] = time.monotonic()
+    try:
+        _handlers[number](number, sys._getframe(1))
+    except BaseException:
+        _has_ended = True
+        raise
+
+
 def take_end() -> bool:
-    """Return whether the exception of a second signal has ended a block since this was last called."""
+    """Return whether `handle_second_signal` has raised an exception since this was last called."""
     global _has_ended
     has_ended, _has_ended = _has_ended, False
     return has_ended

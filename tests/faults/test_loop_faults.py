@@ -186,19 +186,29 @@ synk.close()
     assert out.splitlines() == ["True True True", "True {}", "True"], err
 
 
+#: A function that presses Ctrl-C once a second, as soon as the controller makes a step with an `Event`.
+INTERRUPT_STEPS = """
+def interrupt_steps(n_times):
+    wait_for(lambda: events, "a step of the controller")
+    for _ in range(n_times):
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
 @pytest.mark.parametrize(("options", "signals"), [("", 2), (", timeout=1.5", 1)])
 def test_ctrl_c_in_a_step_that_hangs(options, signals):
     """The timeout limits the wait for the step, and a second Ctrl-C ends it."""
     out, err = run_script(
-        f"""
+        INTERRUPT_STEPS
+        + f"""
 from synkhronos import rules
 synk.fork(2{options})
 w, x, fault = theano.shared(0.0, "w"), T.dvector("x"), theano.shared(0, "fault")
-f = synk.function([x], Fault()(x, fault).sum(), updates=[(w, w + 1)], mode="FAST_COMPILE")
+f = synk.function([x], Fault()(Event(0)(x), fault).sum(), updates=[(w, w + 1)], mode="FAST_COMPILE")
 synk.distribute()
 synk.set_value(1, fault, LONG_SLEEP)
-for number in range({signals}):
-    threading.Timer(0.5 + number, os.kill, (os.getpid(), signal.SIGINT)).start()
+threading.Thread(target=interrupt_steps, args=({signals},)).start()
 began = time.monotonic()
 try:
     synk.loop(f, [np.zeros(100)], params=[w], batch_size=1, epochs=3, rule=rules.LocalSGD(every=2))
@@ -217,15 +227,15 @@ except synk.SessionError:
 def test_ctrl_c_in_a_step_with_collectives_that_hangs(options, signals):
     """The controller waits for the other rank within its own step."""
     out, err = run_script(
-        f"""
+        INTERRUPT_STEPS
+        + f"""
 synk.fork(2{options})
 w, x, fault = theano.shared(0.0, "w"), T.dvector("x"), theano.shared(0, "fault")
-change = synk.averaged(Fault()(x, fault).sum())
+change = synk.averaged(Fault()(Event(0)(x), fault).sum())
 f = synk.function([x], w, updates=[(w, w + change)], mode="FAST_COMPILE")
 synk.distribute()
 synk.set_value(1, fault, LONG_SLEEP)
-for number in range({signals}):
-    threading.Timer(0.5 + number, os.kill, (os.getpid(), signal.SIGINT)).start()
+threading.Thread(target=interrupt_steps, args=({signals},)).start()
 began = time.monotonic()
 try:
     synk.loop(f, [np.zeros(100)], params=[w], batch_size=1, epochs=3)

@@ -16,7 +16,13 @@ from scripts import ROOT, read_pids, run_script, start_script
 
 import synkhronos as synk
 from synkhronos._session import held
-from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass, take_end
+from synkhronos._utils import interrupts
+from synkhronos._utils.interrupts import (
+    deferred_interrupts,
+    handle_second_signal,
+    interrupt_behind,
+    let_interrupts_pass,
+)
 
 
 class Alarm(Exception):
@@ -176,24 +182,45 @@ def test_deferred_signals_are_handled_once_when_the_block_ends(handled):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_second_signal_may_end_a_block(handled):
+@pytest.mark.parametrize("may_end", [True, False])
+def test_a_second_signal_may_end_a_block(handled, may_end):
     handled(signal.SIGALRM, give_alarm)
-    for may_end in (True, False):
-        seen = []
-        with pytest.raises(Alarm) as raised, deferred_interrupts(may_end=may_end):
-            signal.raise_signal(signal.SIGALRM)
-            signal.raise_signal(signal.SIGALRM)  # soon after the first one, it counts as the same
-            seen.append("soon")
-            time.sleep(0.4)
-            with deferred_interrupts():
-                signal.raise_signal(signal.SIGALRM)
-            seen.append("nested")
-            signal.raise_signal(signal.SIGALRM)
-            seen.append("later")
-        assert seen == ["soon", "nested", "later"][: 3 - may_end]
-        assert isinstance(raised.value.__context__, Alarm) == may_end
-        assert take_end() == may_end and not take_end()
-        assert signal.getsignal(signal.SIGALRM) is give_alarm
+    seen = []
+
+    def give_and_wait(what):
+        signal.raise_signal(signal.SIGALRM)
+        handle_second_signal()
+        seen.append(what)
+
+    with pytest.raises(Alarm) as raised, deferred_interrupts(may_end=may_end):
+        give_and_wait("first")
+        give_and_wait("soon")  # it counts as the same
+        time.sleep(0.4)
+        with deferred_interrupts():
+            give_and_wait("nested")
+        handle_second_signal()
+        seen.append("later")
+    assert seen == ["first", "soon", "nested", "later"][: 4 - may_end]
+    assert isinstance(raised.value.__context__, Alarm) == may_end
+    assert interrupts.take_end() == may_end and not interrupts.take_end()
+    assert signal.getsignal(signal.SIGALRM) is give_alarm
+
+
+def test_a_second_signal_whose_handler_returns_ends_nothing(handled):
+    numbers = []
+    handled(signal.SIGALRM, lambda number, frame: numbers.append(number))
+    with deferred_interrupts(may_end=True):
+        signal.raise_signal(signal.SIGALRM)
+        time.sleep(0.4)
+        signal.raise_signal(signal.SIGALRM)
+        assert numbers == []
+        handle_second_signal()
+        assert len(numbers) == 1
+        signal.raise_signal(signal.SIGALRM)  # soon after the second one
+        handle_second_signal()
+        assert len(numbers) == 1
+    assert len(numbers) == 2
+    assert not interrupts.take_end()
 
 
 def test_interrupted_deferring_restores_every_handler(handled, no_garbage_collection):

@@ -132,6 +132,31 @@ def test_blocks_of_threads_end_in_any_order(synchronize):
         np.testing.assert_allclose(drawn[0], pm.sample(**{**settings, "cores": 1}).posterior["a"].values, rtol=1e-5)
 
 
+def test_an_interrupt_ends_the_chains_of_its_thread(synchronize, monkeypatch):
+    """The chains of another thread pass through the blocks of both threads, and go on."""
+    synchronize(2)
+    main = threading.get_ident()
+
+    def draws(*, chain):
+        if threading.get_ident() == main:
+            raise KeyboardInterrupt
+        yield chain
+
+    monkeypatch.setattr(mcmc, "_iter_sample", draws)
+    drawn = []
+    models = model_of(line), model_of(line)
+    with parallel(models[0]), parallel(models[1]):
+        for chain in (0, 1):
+            with pytest.raises(KeyboardInterrupt):
+                next(mcmc._iter_sample(chain=chain))
+        other = threading.Thread(
+            target=lambda: drawn.append([*mcmc._iter_sample(chain=0), *mcmc._iter_sample(chain=1)])
+        )
+        other.start()
+        other.join()
+    assert drawn == [[0, 1]]
+
+
 CALLS = {}
 
 

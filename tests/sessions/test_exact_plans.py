@@ -296,6 +296,10 @@ def test_an_error_in_the_data_has_the_same_class_with_each_plan(two, plan, n_bef
     assert "Traceback" in caught.value.traceback_text
     close(function(given, np.zeros(4, "int32")), np.ones(4))
     close(total.get_value(), 12.0 * (n_before + 1))
+    plain = synk.function([x, y], table[y] + x[:, 0], exact=True, plan=plan)
+    with pytest.raises(synk.WorkerError, match="IndexError: ") as caught:
+        plain(given, np.full(4, 99, "int32"))
+    assert caught.value.updated is False  # it has no updates
 
 
 def test_slices_sequences_and_calls_without_rows_use_all_ranks(two, nets):

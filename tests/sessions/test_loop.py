@@ -435,6 +435,7 @@ MADE = []
 
 
 def noted_batches(rank, n_ranks, epoch, rng):
+    MADE.clear()  # a worker may inherit those of an earlier session
     for step in range(6):
         MADE.append(step)
         time.sleep(0.1 * (rank == 1))
@@ -452,7 +453,6 @@ class AfterTheNextBatch(rules.Average):
 def test_a_batch_is_prepared_during_the_step_before(session):
     w, x = theano.shared(np.zeros(1), "w"), T.vector("x", "float64")
     step = synk.function([x], x.sum(), updates=[(w, w + 1)])
-    MADE.clear()
     rule = AfterTheNextBatch(every=1)
     run = synk.loop(step, noted_batches, params=[w], batch_size=1, steps=6, rule=rule)
     assert run.steps == [6] * session

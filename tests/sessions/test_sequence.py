@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import signal
 import threading
 import warnings
 
@@ -248,6 +249,61 @@ def test_an_exception_in_the_block_leaves_variables_scattered_or_equal(reader, s
             1 / 0  # noqa: B018
         with pytest.raises(ValueError, match="was scattered"):
             f(np.ones(11))
+
+
+class Alarm(Exception):
+    """The exception of a signal handler."""
+
+
+def give_alarm(number, frame):
+    raise Alarm
+
+
+def test_an_interrupt_before_the_block_is_sent_leaves_a_value_unsent(reader):
+    """The handler runs while the end of the block waits for a call of another thread."""
+    f, var = reader
+    var.set_value(np.ones(4))
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold():
+        with current().lock:
+            is_held.set()
+            is_over.wait(60)
+
+    other, before = threading.Thread(target=hold), signal.signal(signal.SIGALRM, give_alarm)
+    try:
+        with pytest.raises(Alarm), synk.sequence():
+            synk.broadcast(var)
+            future = synk.function([], var.sum())()
+            other.start()
+            assert is_held.wait(60)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        is_over.set()
+        other.join()
+    with pytest.raises(synk.SessionError, match="Alarm"):
+        future.result()
+    assert f(np.ones(11)) == 44
+
+
+def test_values_of_complete_parts_are_kept_on_all_ranks(parts, session):
+    """Of a block that fails: the broadcast of a value that the controller has computed alone, and an update of it."""
+    x, w, other = T.dvector("x"), theano.shared(np.ones(3), "own"), theano.shared(np.zeros(1), "other")
+    alone = synk.function([x], updates=[(w, w + x.sum())], exact=True, plan="controller")
+    double = synk.function([], updates=[(w, 2 * w)])
+    double()
+    alone(np.ones(5))
+    if session > 1:
+        for rank in range(session):
+            synk.set_value(rank, other, np.zeros(rank))
+        alone(np.ones(2))
+        with pytest.raises(ValueError), synk.sequence():
+            synk.broadcast(w)
+            double()
+            synk.all_reduce(other)
+        assert synk.check_replicas(w) == {}
+        np.testing.assert_array_equal(synk.get_value(session - 1, w), 2 * np.full(3, 9.0))
 
 
 def test_a_part_that_fails_leaves_variables_scattered(reader, session):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -154,7 +155,7 @@ def _chains_in_turn() -> Iterator[None]:
     from pymc.smc import sampling
 
     plain, plain_draws = mcmc.setup_cores_blas_cores, mcmc._iter_sample
-    is_interrupted = False
+    interrupted: set[int] = set()  # threads
 
     def setup(blas_cores: Any, chains: int, cores: int, *others: Any, **named: Any) -> tuple[Any, int, Any]:
         _, _, n_threads = plain(blas_cores, chains, cores, *others, **named)
@@ -162,14 +163,15 @@ def _chains_in_turn() -> Iterator[None]:
 
     def draws(*, chain: int = 0, **named: Any) -> Iterator[Any]:
         """Draw, and end all chains at Ctrl-C; PyMC ends the current one alone, if chains follow each other."""
-        nonlocal is_interrupted
-        is_interrupted = is_interrupted and chain > 0
-        if is_interrupted:
+        thread = threading.get_ident()
+        if chain == 0:
+            interrupted.discard(thread)
+        elif thread in interrupted:
             raise KeyboardInterrupt
         try:
             yield from plain_draws(chain=chain, **named)
         except (KeyboardInterrupt, GeneratorExit):  # the latter, if it came between two draws
-            is_interrupted = True
+            interrupted.add(thread)
             raise
 
     with contextlib.ExitStack() as ending:

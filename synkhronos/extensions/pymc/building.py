@@ -50,21 +50,24 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 _replaced: dict[tuple[Any, str], list[Any]] = {}  # values of attributes of modules: the module's own, then others
+_lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
     """Replace an attribute of a module in a ``with`` block. The blocks of several threads may end in any order."""
-    values = _replaced.setdefault((module, name), [getattr(module, name)])
-    values.append(value)
-    setattr(module, name, value)
+    with _lock:
+        values = _replaced.setdefault((module, name), [getattr(module, name)])
+        values.append(value)
+        setattr(module, name, value)
     try:
         yield
     finally:
-        values.remove(value)
-        setattr(module, name, values[-1])
-        if len(values) == 1:
-            del _replaced[module, name]
+        with _lock:
+            values.remove(value)
+            setattr(module, name, values[-1])
+            if len(values) == 1:
+                del _replaced[module, name]
 
 
 class Builder:
