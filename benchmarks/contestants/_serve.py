@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 Run = Callable[..., Sequence[float]]
 
-_PAUSE = 0.15  # seconds before a turn: idle threads of another contestant's OpenBLAS spin for 0.1
+PAUSE = 0.15  # seconds before a turn: idle threads of another contestant's OpenBLAS spin for 0.1
 _SECONDS, _LEAST, _MOST = 0.15, 3, 200  # untimed part of a turn, and its calls; at most so many are timed
 
 
@@ -45,7 +45,7 @@ def timed_turn(step: Callable[[], Any]) -> list[float]:
     After a pause, the host of a virtual machine may take some time until it has the cores where communication between
     them is fast, as it is in a program that does not pause.
     """
-    time.sleep(_PAUSE)
+    time.sleep(PAUSE)
     start, n_calls = time.perf_counter(), 0
     while n_calls < _LEAST or time.perf_counter() - start < _SECONDS:
         step()
