@@ -249,7 +249,7 @@ def test_lengths_that_differ_are_an_error_and_change_nothing(two):
     values = np.ones((2, 3)), np.ones((2, 3)), np.ones((2, 4))
     for var, value in zip(variables, values):
         var.set_value(value)
-    with pytest.raises(ValueError, match="Input dimension mis-match"):
+    with pytest.raises(synk.WorkerError, match="Input dimension mis-match"):
         function(2.0)
     for var, value in zip(variables, values):
         np.testing.assert_equal(var.get_value(), value)
