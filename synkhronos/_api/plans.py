@@ -24,9 +24,9 @@ from synkhronos._api.step_measurements import (
     measure_function,
     measure_machine,
     measure_overlap,
-    restored,
     sizes_between,
 )
+from synkhronos._api.variables import restored
 from synkhronos._costs import (
     MOST_BUSY,
     Cluster,

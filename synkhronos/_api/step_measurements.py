@@ -33,11 +33,9 @@ from synkhronos._costs import (
     predict_step,
 )
 from synkhronos._graph.ops import collectives_of
-from synkhronos._rank import KeepValues, TimeFunction, TimeReduction
+from synkhronos._rank import TimeFunction, TimeReduction
 from synkhronos._session import Session
 from synkhronos._utils.display import Progress
-from synkhronos._utils.interrupts import deferred_interrupts
-from synkhronos.errors import SynkhronosError, WorkerRestarted
 
 _N_SIZES = 6  # numbers of rows at which a function is measured
 _RANGE = 8  # ratio of the largest and the least of them, at least: it shows what does not depend on rows
@@ -306,35 +304,6 @@ def _is_float(var: Any) -> bool:
 
 def _n_bytes(var: Any) -> int:
     return int(getattr(_graph.get_array(var), "nbytes", 0))
-
-
-@contextlib.contextmanager
-def restored(session: Session, variables: Sequence[Any]) -> Iterator[None]:
-    """Give variables on all ranks the values at the end of a block that they had at its beginning."""
-    keys, lead = session.keys(variables), session.stale.lead
-    session.run(KeepValues(keys))
-    try:
-        yield
-    except WorkerRestarted:
-        session.replica.restore()
-        session.stale.add(variables)  # the new worker has copied none
-        raise
-    except BaseException:
-        with contextlib.suppress(SynkhronosError):  # this exception says more
-            _restore(session, keys, lead)
-        raise
-    else:
-        _restore(session, keys, lead)
-
-
-def _restore(session: Session, keys: tuple[int, ...], lead: Any) -> None:
-    try:
-        if not session.broken:
-            session.run(KeepValues(keys, restore=True))
-    finally:
-        with deferred_interrupts():
-            session.replica.restore()
-            session.stale.lead = lead
 
 
 # -- measurements
