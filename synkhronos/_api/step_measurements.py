@@ -218,12 +218,12 @@ class Target:
             for function, found in counts:
                 function.counts = found
 
-    def step(self, batch: int) -> None:
-        """Make a step on all ranks with the first rows, or with any that an index picks."""
+    def step_of(self, batch: int) -> Callable[[], Any]:
+        """Return a call that makes a step on all ranks with the first rows, or with any that an index picks."""
         rows: Any = {} if batch == self.n_rows else {"batch": batch}
         if self.is_shuffled and self.takes_batch:
             rows = {"batch": np.random.default_rng(0).permutation(self.n_rows)[:batch]}
-        self._call(*self._inputs, **rows, **self._named)
+        return functools.partial(self._call, *self._inputs, **rows, **self._named)
 
     def exchange(self) -> tuple[float, int]:
         """Return the number of bytes that a step all-reduces, and the number of collectives. A step was made before."""
@@ -267,7 +267,7 @@ class Target:
         sliceable = self._main._graph.sliceable_shareds
         variables = {var for part in self.parts for var in part.function.get_shared() if var not in sliceable}
         rows = [value for value, _ in zip(self.parts[0].values, self._main._scattered)]
-        of_rows = sum(np.asarray(one.data if isinstance(one, Data) else one).nbytes for one in rows) / self.n_rows
+        of_rows = sum(_array(one).nbytes for one in rows) / self.n_rows
         of_rows += sum(_n_bytes(var) / max(1, len(_graph.get_array(var))) for var in sliceable)
         return float(sum(map(_n_bytes, variables))), float(of_rows)
 
@@ -378,7 +378,7 @@ def measure_function(session: Session, target: Target, sizes: Sequence[int], wor
     """Measure what one rank computes, and read what ranks exchange."""
     first, *others = target.parts
     if not target.is_local:
-        target.step(target.n_rows)
+        target.step_of(target.n_rows)()
     function, one_rank, divided = first.function, [session.master_rank], 0.0
     slices = isinstance(function, ExactFunction) and function._first is not function._graph
     times, deviation = _measured_rows(session, target, first, sizes, function._graph if slices else None)
@@ -536,7 +536,7 @@ def _copies() -> Curve:
 
 def _seconds_of_step(target: Target, batch: int, most: float = _OF_UPDATES) -> float:
     """Return the seconds of a step of all ranks, measured in some seconds, or by two steps if they take longer."""
-    step = functools.partial(target.step, batch)
+    step = target.step_of(batch)
     (first,) = _measured_calls(step, 0.0, 1)
     least = _LEAST if first < _LONG * _SECONDS else 1
     return _typical(_in_rounds(lambda: _measured_calls(step, 2 * _SECONDS, least), most - first))

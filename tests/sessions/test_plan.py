@@ -114,6 +114,20 @@ def test_no_trace_is_left_after_an_exception(forked, monkeypatch, error, place):
     f(X, TARGETS)
 
 
+def test_the_index_of_rows_is_made_before_steps_are_timed(forked, monkeypatch):
+    forked(2)
+    inner, draw, made = step_measurements._measured_calls, np.random.default_rng, []
+
+    def timed(*args):
+        with monkeypatch.context() as patch:
+            patch.setattr(np.random, "default_rng", lambda *seed: made.append(seed) or draw(*seed))
+            return inner(*args)
+
+    monkeypatch.setattr(step_measurements, "_measured_calls", timed)
+    assert synk.plan(build(exact=True), X, TARGETS, shuffled=True).checks
+    assert made == []
+
+
 def test_parts_of_a_step_add_up(forked):
     forked(2)
     options = {"batch": [24, 48], "line": "1Gbit", "slow": [3], "shuffled": True}
