@@ -113,7 +113,7 @@ class Watch:
         return result
 
     def _loop(self, inner: Callable[..., Any], f: Any, args: Any, kwargs: Any) -> Any:
-        """Measure the step of a loop, which has data in the place of inputs."""
+        """Measure the step of a loop."""
         given = inspect.signature(inner).bind(*args, **kwargs).arguments
         data = [given["x_data"], *([] if given.get("y_data") is None else [given["y_data"]])]
         return self._measure_loop(inner, f, data, args, {**kwargs, **given.get("options", {})}, kwargs)
@@ -135,7 +135,7 @@ class Watch:
             self._options.setdefault("rule", "delayed:auto" if options["rule"] == "local" else options["rule"])
         if options.get("params"):
             named["params"] = options["params"]
-        return self._measure(f, tuple(data), named)
+        return self._measure(f, _inputs_of_loop(f, data, options), named, is_shuffled=True)
 
     def _stop(self, inner: Callable[..., Any], session: Any, args: Any, kwargs: Any) -> Any:
         try:
@@ -150,7 +150,7 @@ class Watch:
             f, seen = max(self._seen.items(), key=lambda item: (item[1].seconds, item[1].n_calls))
             self._measure(f, *seen.latest)
 
-    def _measure(self, f: Any, args: Any, kwargs: Any) -> None:
+    def _measure(self, f: Any, args: Any, kwargs: Any, is_shuffled: bool = False) -> None:
         import numpy as np
 
         import synkhronos
@@ -161,7 +161,7 @@ class Watch:
         self._is_within = True
         if batch is not None and "batch" not in options:
             options["batch"] = _length(batch, args)
-        options["shuffled"] = batch is not None and np.ndim(batch) == 1
+        options["shuffled"] = is_shuffled or (batch is not None and np.ndim(batch) == 1)
         try:
             self.result = synkhronos.plan(f, *args, **options, **kwargs)
         except (ValueError, TypeError, ImportError, OSError, synkhronos.SynkhronosError) as error:
@@ -181,6 +181,20 @@ def _subclasses(kind: type) -> list[type]:
 def _session_of(f: Any) -> Any:
     """Return the session of a function, or of a step."""
     return getattr(f, "gradient", getattr(f, "function", f))._session()
+
+
+def _inputs_of_loop(f: Any, inputs: Sequence[Any], options: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the inputs of a loop: in shared memory, where one command makes many steps without a training rule."""
+    from synkhronos._api.loops import in_shared_memory, runs_in_one_command
+    from synkhronos.extensions.steps import flatten, nested
+
+    made = getattr(f, "_make_step", None)  # of a `TrainFunction`, whose loop has one function for a step
+    if made is not None and len(inputs) == len(f._structure):
+        flat = in_shared_memory(flatten(inputs, f._structure), f.gradient._user.input_variables)
+        return tuple(nested(flat, f._structure))
+    if runs_in_one_command(f, inputs, options.get("params", ())):
+        return tuple(in_shared_memory(inputs, f._user.input_variables))
+    return tuple(inputs)
 
 
 def _length(batch: Any, args: Sequence[Any]) -> int:
