@@ -25,19 +25,21 @@ from synkhronos._api.run import (
     Length,
     Run,
     Saved,
+    averages_within_nodes,
     bar_of,
     combined,
     delayed,
     length_of,
+    makes_exact_steps,
     positive,
     run_by_calls,
     shuffled,
     states_of_ranks,
-    to_hide,
     values_at,
 )
 from synkhronos._api.variables import start
 from synkhronos._backends import is_random_state
+from synkhronos._costs import to_hide
 from synkhronos._memory import Board
 from synkhronos._rank import (
     MOST_BARRIERS,
@@ -53,7 +55,7 @@ from synkhronos._rank import (
 from synkhronos._session import Session, current
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind
 from synkhronos.errors import SessionError, SynkhronosError, WorkerRestarted
-from synkhronos.rules import BSP, Average, Hierarchical, Rule
+from synkhronos.rules import BSP, Average, Rule
 
 _numbers = itertools.count()
 _LEAST_PIECE = 1 << 16  # bytes of the smallest pieces in which transports move arrays
@@ -194,10 +196,9 @@ def _ranks_of_a_step(session: Session, f: Function, inputs: Any, rule: Rule) -> 
     """Return which ranks make a step together, by its collectives; see `Exchange.together`."""
     if isinstance(rule, BSP):
         return "all"
-    in_nodes = isinstance(rule, Hierarchical) and "node" in rule.periods.values()
-    if session.is_on_one_node or rule.engine != "average" or in_nodes or callable(inputs):
+    if session.is_on_one_node or rule.engine != "average" or averages_within_nodes(rule) or callable(inputs):
         return None
-    return "node" if isinstance(f, ExactFunction) or f.steps_together() else None
+    return "node" if makes_exact_steps(f) else None
 
 
 class _Loop:

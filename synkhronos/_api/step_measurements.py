@@ -19,6 +19,7 @@ from synkhronos._api.checks import arrange
 from synkhronos._api.data_arrays import Data
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
+from synkhronos._api.run import averages_within_nodes, makes_exact_steps
 from synkhronos._collectives import LEAST_EARLY, PIECE_BYTES, SHARED_BYTES
 from synkhronos._costs import (
     Cluster,
@@ -26,6 +27,7 @@ from synkhronos._costs import (
     Link,
     Operand,
     RowTimes,
+    Rule,
     Spread,
     Workload,
     fit_row_times,
@@ -119,7 +121,7 @@ class Target:
     is_shuffled : bool
         Whether an index picks the rows of a call.
     in_nodes : bool
-        Whether a loop with averages makes exact steps within nodes.
+        Whether a loop with averages makes exact steps of the function within nodes.
     is_local : bool
         Whether the step has a rule, and each rank makes steps alone.
     """
@@ -139,7 +141,8 @@ class Target:
         self.rule, self.reduced = getattr(f, "rule", None), list(getattr(f, "_reduced", ()))
         self.parts = self._parts_of(f)
         main = self.parts[0].function
-        self.in_nodes = isinstance(main, ExactFunction) or main.steps_together()
+        self.in_nodes = makes_exact_steps(main)
+        self._has_loop_of_gradients = getattr(f, "_make_step", None) is not None  # a `TrainFunction` without weights
         self.is_local = self.rule is not None and not self.in_nodes
         if self.rule is not None and self.in_nodes:  # a step on all ranks is a call
             self._call, self._inputs, self._named = main, self.parts[0].values, {}
@@ -255,12 +258,36 @@ class Target:
             seconds.append(_typical([_measured_calls(copy, 0.002) for _ in range(_ROUNDS)]))
         return fit_row_times(sizes, seconds)
 
-    def local(self, workload: Workload) -> Workload:
-        """Return the same with averages of the parameters, which ranks or nodes exchange after local steps."""
+    def possible(self, given: Any, rule: Rule) -> Rule:
+        """Return the model of a training rule; raise `ValueError` if no loop makes steps of the function by it."""
+        if rule.kind == "auto" and not (self.in_nodes or self._has_loop_of_gradients):
+            raise ValueError(
+                f"rule is 'delayed:auto' for {self.name}; expected a function with exact=True or collectives, or a "
+                "step of train without weights, of which the ranks of a node make exact steps"
+            )
+        if averages_within_nodes(given) and self.in_nodes:
+            raise ValueError(
+                f"rule is {given!r} for {self.name}; expected averages of all ranks alone, because the ranks of a node "
+                "make exact steps"
+            )
+        return rule
+
+    def is_exact_by(self, rule: Rule) -> bool:
+        """Return whether the ranks of a node make exact steps between the averages of a training rule.
+
+        A `TrainFunction` is made into a function with collectives for ``"auto"``, and into one without for other rules.
+        """
+        return rule.kind == "auto" or (self.in_nodes and rule.kind in ("local", "delayed"))
+
+    def local(self, workload: Workload, rule: Rule, picks: RowTimes | None) -> Workload:
+        """Return the same with averages of the parameters, and with the copies of rows that a loop makes."""
         params = self._params or [var for var in self.updated if _is_float(var)]
-        in_nodes = (workload.n_bytes, workload.n_collectives) if self.in_nodes else None
-        n_bytes = float(sum(map(_n_bytes, params)))
-        return replace(workload, n_bytes=n_bytes, n_collectives=1, operands=(), in_nodes=in_nodes)
+        in_nodes = (workload.n_bytes, workload.n_collectives) if self.is_exact_by(rule) else None
+        of_call = None
+        if rule.kind == "auto" and isinstance(self._main, ExactFunction):  # which copies rows of `Data` alone by index
+            of_call = replace(workload, picks=workload.picks if workload.row_bytes else picks)
+        averaged = replace(workload, n_bytes=float(sum(map(_n_bytes, params))), n_collectives=1, operands=())
+        return replace(averaged, in_nodes=in_nodes, on_one_node=of_call, picks=picks or workload.picks)
 
     def memory(self) -> tuple[float, float]:
         """Return the bytes of the shared variables, and of each row of the inputs and sliceable shared variables."""
