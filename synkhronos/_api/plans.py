@@ -264,10 +264,10 @@ def plan(
         Link between nodes: bits per second, such as ``"10Gbit"`` or ``"100Mbit"``; or seconds of a message without
         bytes, and bytes per second. Default: measured, if the session has several nodes.
     rule : Rule or str, or list of these, optional
-        Training rules of `synkhronos.rules`, or ``"bsp"``, ``"local"``, ``"delayed"`` and ``"centre"``, the latter with
-        a number of steps between exchanges if wanted, as in ``"local:16"``. ``"delayed:auto"`` is what a loop makes of
-        ``rule="local"``. With averages, exact functions and functions with collectives make exact steps within nodes,
-        as in `loop`. Default: that of ``f``, or ``"bsp"``.
+        Training rules of `synkhronos.rules`, or ``"bsp"``, ``"local"``, ``"delayed"`` and ``"centre"``. The last three
+        may have a number of steps between exchanges, as in ``"local:16"``; without one, it is 10. So ``"local"`` is
+        not the ``"local"`` of `loop`, which is ``"delayed:auto"`` here. With averages, exact functions and functions
+        with collectives make exact steps within nodes, as in `loop`. Default: that of ``f``, or ``"bsp"``.
     slow : list of float, optional
         How many times as long as the others some ranks compute: ``[5]`` for one that takes five times as long.
     params : list of shared variables, optional
