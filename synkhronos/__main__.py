@@ -108,11 +108,6 @@ def plan(words: Sequence[str]) -> int:
 
     name, program = program_name(), [given.script, *others, *words[end + 1 :]]
     try:
-        from synkhronos._api.plans import link_of, rule_of
-
-        link_of(given.line)
-        for rule in () if given.rule is None else given.rule.split(","):
-            rule_of(rule)
         watch = watch_program(program, given)
     except (OSError, ValueError, ImportError) as error:
         return failed("plan", error)

@@ -25,19 +25,21 @@ from synkhronos._api.run import (
     Length,
     Run,
     Saved,
+    averages_within_nodes,
     bar_of,
     combined,
     delayed,
     length_of,
+    makes_exact_steps,
     positive,
     run_by_calls,
     shuffled,
     states_of_ranks,
-    to_hide,
     values_at,
 )
 from synkhronos._api.variables import start
 from synkhronos._backends import is_random_state
+from synkhronos._costs import to_hide
 from synkhronos._memory import Board
 from synkhronos._rank import (
     MOST_BARRIERS,
@@ -53,7 +55,7 @@ from synkhronos._rank import (
 from synkhronos._session import Session, current
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind
 from synkhronos.errors import SessionError, SynkhronosError, WorkerRestarted
-from synkhronos.rules import BSP, Average, Hierarchical, Rule
+from synkhronos.rules import BSP, Average, Rule
 
 _numbers = itertools.count()
 _LEAST_PIECE = 1 << 16  # bytes of the smallest pieces in which transports move arrays
@@ -163,7 +165,7 @@ def loop(
     size = positive("batch_size", batch_size)
     plan = Length(positive("epochs", epochs), positive("steps", steps))
     if rule is None or isinstance(rule, BSP) or (rule == "local" and session.is_on_one_node):
-        if not _steps_together(f, inputs, params):
+        if not runs_in_one_command(f, inputs, params):
             if resume is not None:
                 raise TypeError(f"resume got {f!r}; {ONE_COMMAND}")
             options = {"size": size, "plan": plan, "schedule": schedule, "seed": seed, "progress": progress}
@@ -176,21 +178,27 @@ def loop(
     return _Loop(session, f, inputs, params, rule, **options).run(plan, on_epoch, progress)
 
 
-def _steps_together(f: Any, inputs: Any, params: Sequence[Any]) -> bool:
-    """Return whether the ranks can make steps with collectives in one command."""
+def runs_in_one_command(f: Any, inputs: Any, params: Sequence[Any]) -> bool:
+    """Return whether a loop without a training rule makes steps with collectives in one command."""
     if callable(inputs) or not params or isinstance(f, ExactFunction) or not isinstance(f, Function):
         return False
     return f.steps_together() and all(mode is None or mode in COMBINE for mode in f.output_modes)
+
+
+def in_shared_memory(inputs: Sequence[Any], variables: Sequence[Any]) -> list[Data]:
+    """Return inputs as a loop passes them to the ranks, which copy their rows from there."""
+    known = (Data, np.ndarray, list, tuple)  # others, such as datasets of h5py, are read here
+    values = [one if isinstance(one, known) else np.asarray(one) for one in inputs]
+    return [one if isinstance(one, Data) else data(one, var) for one, var in zip(values, variables)]
 
 
 def _ranks_of_a_step(session: Session, f: Function, inputs: Any, rule: Rule) -> str | None:
     """Return which ranks make a step together, by its collectives; see `Exchange.together`."""
     if isinstance(rule, BSP):
         return "all"
-    in_nodes = isinstance(rule, Hierarchical) and "node" in rule.periods.values()
-    if session.is_on_one_node or rule.engine != "average" or in_nodes or callable(inputs):
+    if session.is_on_one_node or rule.engine != "average" or averages_within_nodes(rule) or callable(inputs):
         return None
-    return "node" if isinstance(f, ExactFunction) or f.steps_together() else None
+    return "node" if makes_exact_steps(f) else None
 
 
 class _Loop:
@@ -282,9 +290,7 @@ class _Loop:
         for one, var in zip(given, self._scattered):
             if isinstance(one, Data) and (one.dtype != np.dtype(var.dtype) or one.ndim != var.ndim):
                 raise TypeError(f"got {one!r} for {var}; expected {var.dtype} data of {var.ndim} dimensions")
-        known = (Data, np.ndarray, list, tuple)  # others, such as datasets of h5py, are read here
-        values = [one if isinstance(one, known) else np.asarray(one) for one in given]
-        return [one if isinstance(one, Data) else data(one, var) for one, var in zip(values, self._scattered)]
+        return in_shared_memory(given, self._scattered)
 
     def _variables_of(self) -> list[Any]:
         """Return the shared variables of the function."""

@@ -24,9 +24,9 @@ from synkhronos._api.step_measurements import (
     measure_function,
     measure_machine,
     measure_overlap,
-    restored,
     sizes_between,
 )
+from synkhronos._api.variables import restored
 from synkhronos._costs import (
     MOST_BUSY,
     Cluster,
@@ -264,10 +264,10 @@ def plan(
         Link between nodes: bits per second, such as ``"10Gbit"`` or ``"100Mbit"``; or seconds of a message without
         bytes, and bytes per second. Default: measured, if the session has several nodes.
     rule : Rule or str, or list of these, optional
-        Training rules of `synkhronos.rules`, or ``"bsp"``, ``"local"``, ``"delayed"`` and ``"centre"``, the latter with
-        a number of steps between exchanges if wanted, as in ``"local:16"``. ``"delayed:auto"`` is what a loop makes of
-        ``rule="local"``. With averages, exact functions and functions with collectives make exact steps within nodes,
-        as in `loop`. Default: that of ``f``, or ``"bsp"``.
+        Training rules of `synkhronos.rules`, or ``"bsp"``, ``"local"``, ``"delayed"`` and ``"centre"``. The last three
+        may have a number of steps between exchanges, as in ``"local:16"``; without one, it is 10. So ``"local"`` is
+        not the ``"local"`` of `loop`, which is ``"delayed:auto"`` here. With averages, exact functions and functions
+        with collectives make exact steps within nodes, as in `loop`. Default: that of ``f``, or ``"bsp"``.
     slow : list of float, optional
         How many times as long as the others some ranks compute: ``[5]`` for one that takes five times as long.
     params : list of shared variables, optional
@@ -337,7 +337,7 @@ def plan(
         raise ValueError(f"slow is {slow!r}; expected positive numbers")
     target = Target(session, f, inputs, named, params, is_shuffled=shuffled)
     given = rule if rule is not None else _AUTO if target.rule == "local" else target.rule
-    kinds = [rule_of(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
+    kinds = [target.possible(one, rule_of(one)) for one in (given if isinstance(given, (list, tuple)) else [given])]
     batches = _numbers("batch", batch, [target.n_rows])
     sizes = sizes_between(math.ceil(min(batches) / (max(every_ranks) * max(every_nodes))), max(batches))
     if there is not None:
@@ -350,7 +350,8 @@ def plan(
         with progress("measuring", 3) as work, target.prepared(), restored(session, target.updated):
             workload = measure_function(session, target, sizes, work)
             workload = replace(workload, picks=target.picks(sizes) if shuffled else None)
-            in_loop = target.picks(sizes, in_loop=True) if any(one.kind != "bsp" for one in kinds) else None
+            is_loop = target.is_local or any(one.kind != "bsp" for one in kinds)
+            in_loop = target.picks(sizes, in_loop=True) if is_loop else None
             workload, overlap = measure_overlap(session, target, workload, sizes)
             cluster = measure_machine(session, target, workload, sizes, link if session.is_on_one_node else None)
             work.done += 1
@@ -365,8 +366,7 @@ def plan(
 
     def by_rule(work: Workload) -> list[tuple[Workload, Rule]]:
         by_calls = [one.kind == "bsp" and not target.is_local for one in kinds]
-        in_steps = replace(target.local(work), picks=in_loop)
-        return [(work if is_call else in_steps, one) for is_call, one in zip(by_calls, kinds)]
+        return [(work if is_call else target.local(work, one, in_loop), one) for is_call, one in zip(by_calls, kinds)]
 
     measured_here, assumed = (by_rule(workload)[0][0], cluster), list[str]()
     if there is not None and here is not None:
@@ -376,7 +376,8 @@ def plan(
     rules = by_rule(workload)
     table = predict_steps(workload, cluster, nodes=every_nodes, ranks=every_ranks, batches=batches, rules=rules)
     first, kind = rules[0]
-    sentence = verdict(first, cluster, nodes=every_nodes, ranks=max(every_ranks), batch=max(batches), rule=kind)
+    averaged, most, rows = target.local(workload, Rule("local", 2), in_loop), max(every_ranks), max(batches)
+    sentence = verdict(first, cluster, nodes=every_nodes, ranks=most, batch=rows, rule=kind, averaged=averaged)
     is_given = line is not None
     notes = [f"Function: {target.name}", *_notes(*measured_here, sizes, n_local, n_nodes, is_given=is_given)]
     if overlap and max(every_nodes) > 1 and kind.kind == "bsp":
@@ -538,11 +539,10 @@ def rule_of(given: Any) -> Rule:
 
 def _notes_on_steps(target: Target, kinds: Sequence[Rule]) -> list[str]:
     """Return a line for each way in which ranks make steps between the exchanges of training rules."""
-    names = {one.kind for one in kinds} - {"bsp"}
-    averages, notes = names - {"centre"}, []
-    if averages and target.in_nodes:
+    are_exact, notes = [target.is_exact_by(one) for one in kinds if one.kind != "bsp"], []
+    if any(are_exact):
         notes.append("Averages are those of nodes, whose ranks make exact steps together; one node has none")
-    if not target.is_local and names - (averages if target.in_nodes else set()):
+    if not all(are_exact) and not target.is_local:
         notes.append("Assumed: between the exchanges of a training rule, each rank makes steps alone")
     return notes
 
@@ -551,11 +551,11 @@ def _notes_on_delays(table: PredictionTable) -> list[str]:
     """Return a line for each rule whose delay is chosen, or whose averages ranks wait for with any possible delay."""
     notes = []
     for rule in dict.fromkeys(step.rule for step in table.steps):
-        delays = [step.delay for step in table.steps if step.rule == rule and step.delay]
+        delays = [step.delay_to_hide for step in table.steps if step.rule == rule and step.delay_to_hide]
         if rule.kind == "auto" and delays:
             least, most = min(delays), max(delays)
-            span = f"of {most}" if least == most else f"from {least} to {most}"
-            notes.append(f"{rule}: a loop chooses delays {span} steps, and averages begin every twice as many")
+            delay, every = (f"{n * least}" + f" to {n * most}" * (least < most) + " steps" for n in (1, 2))
+            notes.append(f"{rule}: a loop chooses a delay of {delay}, and an average begins after every {every}")
         if rule.kind == "delayed" and rule.delay is None and delays and max(delays) >= rule.every:
             notes.append(
                 f"{rule}: averages take up to {max(delays)} steps, and a delay must be less than every, so ranks wait; "

@@ -21,7 +21,7 @@ from synkhronos._rank import STATE_PART, Records, SaveLoop, unpack
 from synkhronos._session import Session
 from synkhronos._utils.display import Progress, progress
 from synkhronos.errors import SessionError
-from synkhronos.rules import Outer
+from synkhronos.rules import Hierarchical, Outer
 
 #: Combination of an output of all ranks, by its mode.
 COMBINE: dict[Any, Callable[..., Any]] = {
@@ -113,13 +113,14 @@ def combined(
     return found
 
 
-def to_hide(exchange: float, step: float) -> int:
-    """Return the smallest delay with which averages that take ``exchange`` seconds are made during steps.
+def makes_exact_steps(f: Function) -> bool:
+    """Return whether the ranks of a node can make exact steps in a loop: the function is exact, or has collectives."""
+    return isinstance(f, ExactFunction) or f.steps_together()
 
-    That is one step more than the seconds take, because leaders begin to send at their first step after all nodes have
-    reached the average.
-    """
-    return math.ceil(exchange / step) + 1
+
+def averages_within_nodes(rule: Any) -> bool:
+    """Return whether a training rule averages the parameters of a node's ranks, which then make steps alone."""
+    return isinstance(rule, Hierarchical) and "node" in rule.periods.values()
 
 
 def delayed(delay: int) -> Outer:

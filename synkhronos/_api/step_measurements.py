@@ -19,6 +19,7 @@ from synkhronos._api.checks import arrange
 from synkhronos._api.data_arrays import Data
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
+from synkhronos._api.run import averages_within_nodes, makes_exact_steps
 from synkhronos._collectives import LEAST_EARLY, PIECE_BYTES, SHARED_BYTES
 from synkhronos._costs import (
     Cluster,
@@ -26,6 +27,7 @@ from synkhronos._costs import (
     Link,
     Operand,
     RowTimes,
+    Rule,
     Spread,
     Workload,
     fit_row_times,
@@ -33,11 +35,9 @@ from synkhronos._costs import (
     predict_step,
 )
 from synkhronos._graph.ops import collectives_of
-from synkhronos._rank import KeepValues, TimeFunction, TimeReduction
+from synkhronos._rank import TimeFunction, TimeReduction
 from synkhronos._session import Session
 from synkhronos._utils.display import Progress
-from synkhronos._utils.interrupts import deferred_interrupts
-from synkhronos.errors import SynkhronosError, WorkerRestarted
 
 _N_SIZES = 6  # numbers of rows at which a function is measured
 _RANGE = 8  # ratio of the largest and the least of them, at least: it shows what does not depend on rows
@@ -121,7 +121,7 @@ class Target:
     is_shuffled : bool
         Whether an index picks the rows of a call.
     in_nodes : bool
-        Whether a loop with averages makes exact steps within nodes.
+        Whether a loop with averages makes exact steps of the function within nodes.
     is_local : bool
         Whether the step has a rule, and each rank makes steps alone.
     """
@@ -141,7 +141,8 @@ class Target:
         self.rule, self.reduced = getattr(f, "rule", None), list(getattr(f, "_reduced", ()))
         self.parts = self._parts_of(f)
         main = self.parts[0].function
-        self.in_nodes = isinstance(main, ExactFunction) or main.steps_together()
+        self.in_nodes = makes_exact_steps(main)
+        self._has_loop_of_gradients = getattr(f, "_make_step", None) is not None  # a `TrainFunction` without weights
         self.is_local = self.rule is not None and not self.in_nodes
         if self.rule is not None and self.in_nodes:  # a step on all ranks is a call
             self._call, self._inputs, self._named = main, self.parts[0].values, {}
@@ -220,12 +221,12 @@ class Target:
             for function, found in counts:
                 function.counts = found
 
-    def step(self, batch: int) -> None:
-        """Make a step on all ranks with the first rows, or with any that an index picks."""
+    def step_of(self, batch: int) -> Callable[[], Any]:
+        """Return a call that makes a step on all ranks with the first rows, or with any that an index picks."""
         rows: Any = {} if batch == self.n_rows else {"batch": batch}
         if self.is_shuffled and self.takes_batch:
             rows = {"batch": np.random.default_rng(0).permutation(self.n_rows)[:batch]}
-        self._call(*self._inputs, **rows, **self._named)
+        return functools.partial(self._call, *self._inputs, **rows, **self._named)
 
     def exchange(self) -> tuple[float, int]:
         """Return the number of bytes that a step all-reduces, and the number of collectives. A step was made before."""
@@ -257,19 +258,43 @@ class Target:
             seconds.append(_typical([_measured_calls(copy, 0.002) for _ in range(_ROUNDS)]))
         return fit_row_times(sizes, seconds)
 
-    def local(self, workload: Workload) -> Workload:
-        """Return the same with averages of the parameters, which ranks or nodes exchange after local steps."""
+    def possible(self, given: Any, rule: Rule) -> Rule:
+        """Return the model of a training rule; raise `ValueError` if no loop makes steps of the function by it."""
+        if rule.kind == "auto" and not (self.in_nodes or self._has_loop_of_gradients):
+            raise ValueError(
+                f"rule is 'delayed:auto' for {self.name}; expected a function with exact=True or collectives, or a "
+                "step of train without weights, of which the ranks of a node make exact steps"
+            )
+        if averages_within_nodes(given) and self.in_nodes:
+            raise ValueError(
+                f"rule is {given!r} for {self.name}; expected averages of all ranks alone, because the ranks of a node "
+                "make exact steps"
+            )
+        return rule
+
+    def is_exact_by(self, rule: Rule) -> bool:
+        """Return whether the ranks of a node make exact steps between the averages of a training rule.
+
+        A `TrainFunction` is made into a function with collectives for ``"auto"``, and into one without for other rules.
+        """
+        return rule.kind == "auto" or (self.in_nodes and rule.kind in ("local", "delayed"))
+
+    def local(self, workload: Workload, rule: Rule, picks: RowTimes | None) -> Workload:
+        """Return the same with averages of the parameters, and with the copies of rows that a loop makes."""
         params = self._params or [var for var in self.updated if _is_float(var)]
-        in_nodes = (workload.n_bytes, workload.n_collectives) if self.in_nodes else None
-        n_bytes = float(sum(map(_n_bytes, params)))
-        return replace(workload, n_bytes=n_bytes, n_collectives=1, operands=(), in_nodes=in_nodes)
+        in_nodes = (workload.n_bytes, workload.n_collectives) if self.is_exact_by(rule) else None
+        of_call = None
+        if rule.kind == "auto" and isinstance(self._main, ExactFunction):  # which copies rows of `Data` alone by index
+            of_call = replace(workload, picks=workload.picks if workload.row_bytes else picks)
+        averaged = replace(workload, n_bytes=float(sum(map(_n_bytes, params))), n_collectives=1, operands=())
+        return replace(averaged, in_nodes=in_nodes, on_one_node=of_call, picks=picks or workload.picks)
 
     def memory(self) -> tuple[float, float]:
         """Return the bytes of the shared variables, and of each row of the inputs and sliceable shared variables."""
         sliceable = self._main._graph.sliceable_shareds
         variables = {var for part in self.parts for var in part.function.get_shared() if var not in sliceable}
         rows = [value for value, _ in zip(self.parts[0].values, self._main._scattered)]
-        of_rows = sum(np.asarray(one.data if isinstance(one, Data) else one).nbytes for one in rows) / self.n_rows
+        of_rows = sum(_array(one).nbytes for one in rows) / self.n_rows
         of_rows += sum(_n_bytes(var) / max(1, len(_graph.get_array(var))) for var in sliceable)
         return float(sum(map(_n_bytes, variables))), float(of_rows)
 
@@ -306,35 +331,6 @@ def _is_float(var: Any) -> bool:
 
 def _n_bytes(var: Any) -> int:
     return int(getattr(_graph.get_array(var), "nbytes", 0))
-
-
-@contextlib.contextmanager
-def restored(session: Session, variables: Sequence[Any]) -> Iterator[None]:
-    """Give variables on all ranks the values at the end of a block that they had at its beginning."""
-    keys, lead = session.keys(variables), session.stale.lead
-    session.run(KeepValues(keys))
-    try:
-        yield
-    except WorkerRestarted:
-        session.replica.restore()
-        session.stale.add(variables)  # the new worker has copied none
-        raise
-    except BaseException:
-        with contextlib.suppress(SynkhronosError):  # this exception says more
-            _restore(session, keys, lead)
-        raise
-    else:
-        _restore(session, keys, lead)
-
-
-def _restore(session: Session, keys: tuple[int, ...], lead: Any) -> None:
-    try:
-        if not session.broken:
-            session.run(KeepValues(keys, restore=True))
-    finally:
-        with deferred_interrupts():
-            session.replica.restore()
-            session.stale.lead = lead
 
 
 # -- measurements
@@ -409,7 +405,7 @@ def measure_function(session: Session, target: Target, sizes: Sequence[int], wor
     """Measure what one rank computes, and read what ranks exchange."""
     first, *others = target.parts
     if not target.is_local:
-        target.step(target.n_rows)
+        target.step_of(target.n_rows)()
     function, one_rank, divided = first.function, [session.master_rank], 0.0
     slices = isinstance(function, ExactFunction) and function._first is not function._graph
     times, deviation = _measured_rows(session, target, first, sizes, function._graph if slices else None)
@@ -567,7 +563,7 @@ def _copies() -> Curve:
 
 def _seconds_of_step(target: Target, batch: int, most: float = _OF_UPDATES) -> float:
     """Return the seconds of a step of all ranks, measured in some seconds, or by two steps if they take longer."""
-    step = functools.partial(target.step, batch)
+    step = target.step_of(batch)
     (first,) = _measured_calls(step, 0.0, 1)
     least = _LEAST if first < _LONG * _SECONDS else 1
     return _typical(_in_rounds(lambda: _measured_calls(step, 2 * _SECONDS, least), most - first))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -13,9 +14,11 @@ from synkhronos._api.data_arrays import Data, condition
 from synkhronos._backends import TITLE, is_device_array
 from synkhronos._collectives import OPS
 from synkhronos._processes import TRANSFERS
-from synkhronos._rank import Get, Put, Source
+from synkhronos._rank import Get, KeepValues, Put, Source
 from synkhronos._session import Origin, Session, current, origin_of
+from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import Rows, Selection, select, shares, take
+from synkhronos.errors import SynkhronosError, WorkerRestarted
 from synkhronos.typing import Variables
 
 
@@ -393,3 +396,32 @@ def get_lengths(shared_vars: Variables) -> list[Any]:
         if var.ndim == 0:
             raise ValueError(f"get_lengths: {var} is 0-dimensional; expected at least one dimension")
     return like(shared_vars, [[shape[0] for shape in shapes] for shapes in zip(*session.shapes(variables))])
+
+
+@contextlib.contextmanager
+def restored(session: Session, variables: Sequence[Any]) -> Iterator[None]:
+    """Give variables on all ranks the values at the end of a block that they had at its beginning."""
+    keys, lead = session.keys(variables), session.stale.lead
+    session.run(KeepValues(keys))
+    try:
+        yield
+    except WorkerRestarted:
+        session.replica.restore()
+        session.stale.add(variables)  # the new worker has copied none
+        raise
+    except BaseException:
+        with contextlib.suppress(SynkhronosError):  # this exception says more
+            _restore(session, keys, lead)
+        raise
+    else:
+        _restore(session, keys, lead)
+
+
+def _restore(session: Session, keys: tuple[int, ...], lead: Any) -> None:
+    try:
+        if not session.broken:
+            session.run(KeepValues(keys, restore=True))
+    finally:
+        with deferred_interrupts():
+            session.replica.restore()
+            session.stale.lead = lead

@@ -113,7 +113,7 @@ class Watch:
         return result
 
     def _loop(self, inner: Callable[..., Any], f: Any, args: Any, kwargs: Any) -> Any:
-        """Measure the step of a loop, which has data in the place of inputs."""
+        """Measure the step of a loop."""
         given = inspect.signature(inner).bind(*args, **kwargs).arguments
         data = [given["x_data"], *([] if given.get("y_data") is None else [given["y_data"]])]
         return self._measure_loop(inner, f, data, args, {**kwargs, **given.get("options", {})}, kwargs)
@@ -135,7 +135,7 @@ class Watch:
             self._options.setdefault("rule", "delayed:auto" if options["rule"] == "local" else options["rule"])
         if options.get("params"):
             named["params"] = options["params"]
-        return self._measure(f, tuple(data), named)
+        return self._measure(f, _inputs_of_loop(f, data, options), named, is_shuffled=True)
 
     def _stop(self, inner: Callable[..., Any], session: Any, args: Any, kwargs: Any) -> Any:
         try:
@@ -150,7 +150,7 @@ class Watch:
             f, seen = max(self._seen.items(), key=lambda item: (item[1].seconds, item[1].n_calls))
             self._measure(f, *seen.latest)
 
-    def _measure(self, f: Any, args: Any, kwargs: Any) -> None:
+    def _measure(self, f: Any, args: Any, kwargs: Any, is_shuffled: bool = False) -> None:
         import numpy as np
 
         import synkhronos
@@ -161,7 +161,7 @@ class Watch:
         self._is_within = True
         if batch is not None and "batch" not in options:
             options["batch"] = _length(batch, args)
-        options["shuffled"] = batch is not None and np.ndim(batch) == 1
+        options["shuffled"] = is_shuffled or (batch is not None and np.ndim(batch) == 1)
         try:
             self.result = synkhronos.plan(f, *args, **options, **kwargs)
         except (ValueError, TypeError, ImportError, OSError, synkhronos.SynkhronosError) as error:
@@ -183,6 +183,20 @@ def _session_of(f: Any) -> Any:
     return getattr(f, "gradient", getattr(f, "function", f))._session()
 
 
+def _inputs_of_loop(f: Any, inputs: Sequence[Any], options: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the inputs of a loop: in shared memory, where one command makes many steps without a training rule."""
+    from synkhronos._api.loops import in_shared_memory, runs_in_one_command
+    from synkhronos.extensions.steps import flatten, nested
+
+    made = getattr(f, "_make_step", None)  # of a `TrainFunction`, whose loop has one function for a step
+    if made is not None and len(inputs) == len(f._structure):
+        flat = in_shared_memory(flatten(inputs, f._structure), f.gradient._user.input_variables)
+        return tuple(nested(flat, f._structure))
+    if runs_in_one_command(f, inputs, options.get("params", ())):
+        return tuple(in_shared_memory(inputs, f._user.input_variables))
+    return tuple(inputs)
+
+
 def _length(batch: Any, args: Sequence[Any]) -> int:
     """Return the number of rows that the argument ``batch`` of a call selects."""
     import numpy as np
@@ -199,17 +213,24 @@ def _length(batch: Any, args: Sequence[Any]) -> int:
 def options_of(given: Any) -> dict[str, Any]:
     """Return the keyword arguments of `synkhronos.plan` from those of the command line.
 
+    Paths of files to write become absolute in ``given``, because the program may change the directory.
+
     Raises
     ------
     ValueError
         If one cannot be read, or a file cannot be written.
+    ImportError
+        If Matplotlib is needed, or the backend, and cannot be imported.
     """
+    from synkhronos._api.plans import link_of, rule_of
     from synkhronos._costs import speeds_from
 
-    found: dict[str, Any] = {"line": given.line, "machine_out": given.machine_out}
+    link_of(given.line)
     for name in ("machine_out", "csv", "plot"):
         if getattr(given, name) is not None:
             check_file(name.replace("_", "-"), getattr(given, name))
+            setattr(given, name, os.path.abspath(getattr(given, name)))
+    found: dict[str, Any] = {"line": given.line, "machine_out": given.machine_out}
     if given.machine is not None:
         found["machine"] = speeds_from(given.machine)
     for name in ("nodes", "ranks", "batch"):
@@ -220,6 +241,8 @@ def options_of(given: Any) -> dict[str, Any]:
         raise ValueError(f"--nodes is {given.nodes!r} without nodes to measure; expected also a link, as --line 10Gbit")
     if given.rule is not None:
         found["rule"] = given.rule.split(",")
+        for rule in found["rule"]:
+            rule_of(rule)
     if given.slow is not None:
         slow = re.fullmatch(r"([1-9]\d*)x(\d+(?:\.\d+)?)", given.slow)
         if slow is None or not float(slow[2]):
@@ -229,14 +252,15 @@ def options_of(given: Any) -> dict[str, Any]:
 
 
 def check_file(name: str, path: str) -> None:
-    """Raise `ValueError` if a file cannot be written, or if Matplotlib cannot draw to it."""
-    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else os.path.dirname(path) or ".", os.W_OK):
+    """Raise `ValueError` if a file cannot be written or drawn to, and `ImportError` if Matplotlib is missing."""
+    existing = path if os.path.exists(path) else os.path.dirname(path) or "."
+    if not path or os.path.isdir(path) or not os.access(existing, os.W_OK):
         raise ValueError(f"--{name} is {path!r}, which cannot be written; expected a file in a folder that exists")
     if name == "plot":
         try:
             from matplotlib.backend_bases import FigureCanvasBase
         except ImportError as error:
-            raise ValueError(f"--plot is {path!r}; expected also Matplotlib, which is not usable: {error}") from None
+            raise ImportError(f"--plot is {path!r}; expected also Matplotlib, which is not usable: {error}") from None
         suffix, kinds = os.path.splitext(path)[1][1:].lower(), FigureCanvasBase.get_supported_filetypes()
         if suffix and suffix not in kinds:
             raise ValueError(f"--plot is {path!r}; expected one of the suffixes {', '.join(sorted(kinds))}")
@@ -251,9 +275,9 @@ def numbers(name: str, text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         ends = re.fullmatch(r"([1-9]\d*)(?:-([1-9]\d*))?", part)
-        if ends is None:
+        value, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
+        if last < value:
             raise ValueError(f"--{name} is {text!r}; expected such as 8, 1,3 or 1-64")
-        value, last = int(ends[1]), int(ends[2] or ends[1])
         while value < last:
             found.append(value)
             value *= 2
@@ -280,7 +304,7 @@ def watch_program(program: Sequence[str], given: Any) -> Watch:
     ValueError
         If an option cannot be used, or there is no such script.
     ImportError
-        If the backend cannot be imported.
+        If the backend cannot be imported, or Matplotlib, where it is needed.
     """
     watch = Watch(options_of(given))
     try:

@@ -47,6 +47,7 @@ if typing.TYPE_CHECKING:
     from synkhronos._costs.predict import Workload as Workload
     from synkhronos._costs.predict import predict_step as predict_step
     from synkhronos._costs.predict import predict_steps as predict_steps
+    from synkhronos._costs.predict import to_hide as to_hide
     from synkhronos._costs.predict import verdict as verdict
 
 _KERNELS = (
@@ -70,6 +71,7 @@ _PREDICT = (
     "Workload",
     "predict_step",
     "predict_steps",
+    "to_hide",
     "verdict",
 )
 

@@ -62,6 +62,15 @@ def smallest_delay(compute: float, exchange: float) -> int:
     return math.ceil(exchange / compute)
 
 
+def to_hide(exchange: float, step: float) -> int:
+    """Return the delay that a loop with ``rule="local"`` chooses, so that averages are made during its steps.
+
+    That is one step more than the seconds take, because leaders begin to send at their first step after all nodes have
+    reached the average.
+    """
+    return smallest_delay(step, exchange) + 1
+
+
 def delayed_step(compute: float, exchange: float, every: int, delay: int | None = None) -> float:
     """Return the seconds of a step if an average begins every B steps and is merged W steps later.
 
@@ -110,7 +119,7 @@ class Rule:
         ``rule="local"`` chooses, and twice as many steps between averages. ``"centre"``: each rank meets the centre of
         its node after ``every`` steps, and the nodes' centres are averaged after ``nodes_every`` steps.
     every : int
-        Steps between exchanges; 1 for ``"bsp"`` and ``"auto"``.
+        Steps between exchanges; 1 for ``"bsp"``, and not used with ``"auto"``.
     delay : int or None
         Steps after which a delayed average is merged; less than ``every``. By default, as many as are needed so that no
         step waits, but less than ``every``.
@@ -167,6 +176,9 @@ class Workload:
         Bytes and number of the collectives in each step, if the ranks of a node make exact steps together, and a
         training rule averages between nodes; ``n_bytes`` are then those of an average. ``None``: with such a rule, each
         rank makes steps alone.
+    on_one_node : Workload or None
+        With ``"auto"`` on one node: the step as a call, which such a loop makes of an exact function. ``None``: there
+        it is the same as on several nodes.
     row_bytes : float
         Bytes of each row of inputs that the controller copies to shared memory in each step, for the other ranks.
     memory : tuple of float
@@ -184,6 +196,7 @@ class Workload:
     divided: float = 0.0
     picks: RowTimes | None = None
     in_nodes: tuple[float, int] | None = None
+    on_one_node: Workload | None = None
     row_bytes: float = 0.0
     memory: tuple[float, float] = (0.0, 0.0)
     is_float32: bool = True
@@ -315,7 +328,7 @@ class StepPrediction:
     rule : Rule
     memory : float
         Bytes that each rank needs.
-    delay : int
+    delay_to_hide : int
         For how many steps an average between nodes must be delayed so that no step waits for it; with ``"auto"``, for
         how many it is. 0: there are no such averages.
     """
@@ -333,7 +346,7 @@ class StepPrediction:
     link_bytes: float
     rule: Rule = field(default_factory=Rule)
     memory: float = 0.0
-    delay: int = 0
+    delay_to_hide: int = 0
 
     @property
     def rows_per_second(self) -> float:
@@ -364,6 +377,8 @@ def predict_step(
     nodes catch up; on one node, nothing is averaged.
     """
     rule = rule or Rule()
+    if rule.kind == "auto" and nodes == 1 and workload.on_one_node is not None:
+        return replace(predict_step(workload.on_one_node, cluster, nodes, ranks, batch), rule=rule)
     n_ranks = nodes * ranks
     contention = cluster.contention.at(ranks) if cluster.contention and ranks > 1 else 1.0
     command, is_bsp = 0.0, rule.kind == "bsp"
@@ -394,8 +409,8 @@ def predict_step(
             of_nodes = [factors[first : first + ranks] for first in range(0, n_ranks, ranks)]
             factors = tuple(expected_slowest(one, workload.spread) for one in of_nodes)
         delay = {"local": 0, "delayed": period - 1 if rule.delay is None else rule.delay}.get(rule.kind)
-        if delay is None:  # leaders begin to send one step after all nodes have reached the average
-            delay = needed = smallest_delay(own * max(factors) + in_step, within + between) + 1
+        if delay is None:
+            delay = needed = to_hide(within + between, own * max(factors) + in_step)
             period = 2 * delay
         slowest = max(compute, own * expected_slowest(factors, workload.spread.of_sum(period)))
         step = slowest + in_step
@@ -420,7 +435,7 @@ def predict_step(
         link_bytes=sent,
         rule=rule,
         memory=memory,
-        delay=needed if nodes > 1 else 0,
+        delay_to_hide=needed if nodes > 1 else 0,
     )
 
 
@@ -464,7 +479,7 @@ class PredictionTable:
     def to_csv(self) -> str:
         """Return the table as CSV: seconds and bytes in full precision, with a line of titles."""
         names = ["nodes", "ranks", "batch", "seconds", "compute", "waiting", "exposed", "on_link", "efficiency"]
-        names += ["link_bytes", "memory", "rows_per_second", "limit", "delay"]
+        names += ["link_bytes", "memory", "rows_per_second", "limit", "delay_to_hide"]
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("rule", *names))
@@ -502,12 +517,20 @@ def predict_steps(
 
 
 def verdict(
-    workload: Workload, cluster: Cluster, *, nodes: Sequence[int], ranks: int, batch: int, rule: Rule | None = None
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    nodes: Sequence[int],
+    ranks: int,
+    batch: int,
+    rule: Rule | None = None,
+    averaged: Workload | None = None,
 ) -> str:
     """Say in one sentence what limits a step on the largest number of nodes, from which number on, and what helps.
 
     If the link does, the sentence has the speed-up by bfloat16 on the wire, and the smallest power of 2 of steps
-    between averages of parameters with which at most 5 % of a step are exchange; both on the largest number of nodes.
+    between averages of parameters with which the link takes at most 5 % of a step; both on the largest number of nodes.
+    ``averaged`` is what steps with these averages exchange. Default: ``workload``.
     """
     rule, sizes = rule or Rule(), sorted(nodes)
     steps = [predict_step(workload, cluster, size, ranks, batch, rule) for size in sizes]
@@ -523,8 +546,8 @@ def verdict(
             parts += [f"bfloat16 gives {gain:.1f}×"] if gain >= _WORTHWHILE else []
         every = 2
         while rule.kind == "bsp" and every <= _MOST_STEPS:
-            step = predict_step(workload, cluster, sizes[-1], ranks, batch, Rule("local", every))
-            if step.exposed <= _HIDDEN * step.seconds:
+            step = predict_step(averaged or workload, cluster, sizes[-1], ranks, batch, Rule("local", every))
+            if step.on_link <= _HIDDEN * step.seconds:
                 parts.append(f"every={every} hides it")
                 break
             every *= 2

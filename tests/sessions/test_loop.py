@@ -10,7 +10,8 @@ from rule_simulator import simulate
 
 import synkhronos as synk
 from synkhronos import rules
-from synkhronos._api.run import delayed, to_hide
+from synkhronos._api.run import delayed
+from synkhronos._costs import to_hide
 from synkhronos._rank import MOST_BARRIERS, Loop
 from synkhronos._session import current
 from synkhronos.extensions.train import make_train_function

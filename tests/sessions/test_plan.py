@@ -114,6 +114,20 @@ def test_no_trace_is_left_after_an_exception(forked, monkeypatch, error, place):
     f(X, TARGETS)
 
 
+def test_the_index_of_rows_is_made_before_steps_are_timed(forked, monkeypatch):
+    forked(2)
+    inner, draw, made = step_measurements._measured_calls, np.random.default_rng, []
+
+    def timed(*args):
+        with monkeypatch.context() as patch:
+            patch.setattr(np.random, "default_rng", lambda *seed: made.append(seed) or draw(*seed))
+            return inner(*args)
+
+    monkeypatch.setattr(step_measurements, "_measured_calls", timed)
+    assert synk.plan(build(exact=True), X, TARGETS, shuffled=True).checks
+    assert made == []
+
+
 def test_parts_of_a_step_add_up(forked):
     forked(2)
     options = {"batch": [24, 48], "line": "1Gbit", "slow": [3], "shuffled": True}
@@ -176,12 +190,59 @@ def test_exact_steps_within_nodes_have_averages_between_them(forked, exact, n_by
     before = w.get_value()
     table = synk.plan(step, X, TARGETS, nodes=[1, 4], ranks=2, line="1Mbit")
     np.testing.assert_array_equal(w.get_value(), before)
-    assert table._rules[0][0].in_nodes == (n_bytes, 1)
+    workload, delay = table._rules[0][0], table.table.steps[1].delay_to_hide
+    assert (workload.in_nodes, workload.on_one_node is not None) == ((n_bytes, 1), exact)
     one, four = table.table.steps
-    assert (one.link_bytes, one.delay, four.on_link) == (0, 0, 0)
-    close(four.link_bytes, 2 * 3 / 4 * 3 * 8 / (2 * four.delay))
+    assert (one.link_bytes, one.delay_to_hide, four.on_link) == (0, 0, 0)
+    close(four.link_bytes, 2 * 3 / 4 * 3 * 8 / (2 * delay))
     assert 0 < one.exposed <= four.exposed
-    assert f"delayed auto: a loop chooses delays of {four.delay} steps" in str(table)
+    text = f"delayed auto: a loop chooses a delay of {delay} steps, and an average begins after every {2 * delay} steps"
+    assert text in str(table)
+
+
+def test_a_step_with_gradients_in_a_function_of_their_own_is_exact_by_a_delay_that_is_chosen(forked):
+    """Such a loop has one function of the step, with an all-reduce of the gradients. With other rules it has none."""
+    forked(2)
+    inputs, loss, (w, _) = regression()
+    step = train.make_train_function(loss, [w], *inputs, "sgd", learning_rate=0.1)
+    table = synk.plan(step, X, TARGETS, rule=["delayed:auto", "local:4"], nodes=4, ranks=2, line="1Mbit")
+    assert [work.in_nodes for work, _ in table._rules] == [(3 * 8, 1), None]
+    assert table.table.steps[0].exposed > 0
+    assert "whose ranks make exact steps together" in str(table) and "each rank makes steps alone" in str(table)
+
+
+def weighted_step():
+    inputs, loss, (w, _) = regression()
+    return train.make_train_function(loss, [w], *inputs, "sgd", learning_rate=0.1, weights=inputs[1].sum())
+
+
+@pytest.mark.parametrize(
+    ("make", "rule", "expected"),
+    [
+        (build, "delayed:auto", "a function with exact=True or collectives"),
+        (
+            weighted_step,
+            "delayed:auto",
+            "a function with exact=True or collectives, or a step of train without weights",
+        ),
+        (
+            functools.partial(build, exact=True),
+            synk.rules.Hierarchical({2: "node", 4: "all"}),
+            "averages of all ranks alone",
+        ),
+    ],
+)
+def test_rules_by_which_no_loop_makes_steps_are_refused(forked, make, rule, expected):
+    forked(2)
+    with pytest.raises(ValueError, match=f"^rule is .*; expected {expected}"):
+        synk.plan(make(), X, TARGETS, rule=rule)
+
+
+def test_a_step_with_a_training_rule_copies_rows_by_index_also_if_another_rule_is_asked(forked):
+    forked(2)
+    inputs, loss, (w, _) = regression()
+    step = train.make_train_function(loss, [w], *inputs, "sgd", learning_rate=0.1, rule=synk.rules.LocalSGD(every=5))
+    assert "ms to copy 48 rows by index" in str(synk.plan(step, X, TARGETS, rule="bsp"))
 
 
 def test_rules_and_hyperparameters(forked):

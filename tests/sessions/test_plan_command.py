@@ -44,15 +44,16 @@ rows = np.ones((40, 3))
 """
 
 
-def run_plan(tmp_path, *words, options="", turns=1000, ranks=2, launcher=(), script=SCRIPT):
-    """Run the command on a script; return the exit code, and the output."""
+def run_plan(tmp_path, *words, options="", turns=1000, ranks=2, launcher=(), script=SCRIPT, modules=()):
+    """Run the command on a script; return the exit code, and the output. ``modules`` are folders of other modules."""
     path = tmp_path / "script.py"
     path.write_text(
         script.replace("{OPTIONS}", f"dict({options})").replace("TURNS", str(turns)).replace("RANKS", str(ranks))
     )
     command = [*launcher, sys.executable, "-m", "synkhronos", "plan", path, *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SYNKHRONOS_COSTS": str(tmp_path / "costs.json")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    folders = os.pathsep.join(map(str, (ROOT, *modules)))
+    environment = {**os.environ, "PYTHONPATH": folders, "SYNKHRONOS_COSTS": str(tmp_path / "costs.json")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, cwd=tmp_path)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -72,6 +73,14 @@ synk.loop(f, [rows, rows[:, 0]], params=[w], batch_size=12, epochs=1, rule=synk.
 step = train.make_train_function(loss, [w], x, t, "sgd", learning_rate=0.1)
 step.loop(x_data=rows, y_data=rows[:, 0], batch_size=12, epochs=1)
 """,
+    "loop of a function with an all-reduce": """
+f = synk.function([x, t], loss, updates=[(w, w - 0.1 * synk.averaged(T.grad(loss, w)))])
+synk.loop(f, [rows, rows[:, 0]], params=[w], batch_size=12, epochs=1)
+""",
+    "loop of calls": """
+f = synk.function([x, t], loss, updates=[(w, w - 0.1 * T.grad(loss, w))], exact=True)
+synk.loop(f, list(map(synk.data, (rows, rows[:, 0]))), params=[w], batch_size=12, epochs=1)
+""",
     "sequence": """
 f = synk.function([x, t], loss, updates=[(w, w - 0.1 * T.grad(loss, w))], exact=True)
 for turn in range(9):
@@ -88,7 +97,7 @@ def test_the_command_measures_other_ways_to_make_steps(tmp_path, way):
     assert code == 0, errors
     assert "\n    1      2     24 " in text
     assert "the end" not in text
-    assert ("rows by index" in text) == (way in ("loop", "sequence"))
+    assert ("rows by index" in text) == (way != "parallelize")
 
 
 def test_an_error_of_the_script_keeps_its_traceback(tmp_path):
@@ -191,16 +200,39 @@ def test_the_command_says_if_there_is_nothing_to_measure(tmp_path):
     assert "calls no function of Synkhronos of which the number of rows can be changed" in text
 
 
-OPTIONS = """nodes=many nodes=1-4 ranks=0 batch=1.5 line=fast rule=bsp,often rule=delayed:1 slow=often slow=1x0
-    machine=none.json machine-out=/none/a csv=/none/a plot=/none/a.png plot=/tmp/a.b"""
+#: Options with wrong values, and what begins the message. ``None``: the option and its value.
+OPTIONS = {
+    **dict.fromkeys(["nodes=many", "nodes=64-1", "nodes=1-4", "ranks=0", "batch=1.5", "slow=often", "slow=1x0"]),
+    **dict.fromkeys(["machine-out=/none/a", "csv=/none/a", "csv=", "plot=/none/a.png", "plot=/tmp/a.b"]),
+    "line=fast": "line is 'fast'",
+    "rule=bsp,often": "rule is 'often'",
+    "rule=delayed:1": "rule is 'delayed every=1'",
+    "machine=none.json": "machine is 'none.json', which cannot be read",
+}
 
 
-@pytest.mark.parametrize("option", re.split(r"\s+", OPTIONS))
+@pytest.mark.parametrize("option", OPTIONS)
 def test_wrong_values_are_refused_before_the_script_runs(tmp_path, option):
     code, text, errors = run_plan(tmp_path, f"--{option}", script="print('it ran')")
     assert (code, text) == (2, "")
-    value = re.split("[=,:]", option)[-1]
-    assert re.fullmatch(rf"python -m synkhronos plan: .*{value}.*; expected .*\n", errors)
+    name, _, value = option.partition("=")
+    begin = re.escape(OPTIONS[option] or f"--{name} is '{value}'")
+    assert re.fullmatch(rf"python -m synkhronos plan: {begin}.*; expected .*\n", errors)
+
+
+def test_a_plot_without_matplotlib_is_refused_before_the_script_runs(tmp_path):
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')")
+    code, text, errors = run_plan(tmp_path, "--plot=a.svg", script="print('it ran')", modules=[tmp_path])
+    assert (code, text) == (1, "")
+    expected = "--plot is 'a.svg'; expected also Matplotlib, which is not usable: not here"
+    assert errors == f"python -m synkhronos plan: {expected}\n"
+
+
+def test_files_are_written_where_the_command_was_called_also_if_the_script_changes_the_directory(tmp_path):
+    (tmp_path / "other").mkdir()
+    code, _, errors = run_plan(tmp_path, "--csv=a.csv", script=f"import os; os.chdir('other')\n{SCRIPT}")
+    assert code == 0, errors
+    assert (tmp_path / "a.csv").read_text().startswith("rule,nodes,ranks,batch,")
 
 
 def test_a_missing_script_is_refused(tmp_path):

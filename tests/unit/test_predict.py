@@ -328,7 +328,7 @@ def test_a_step_of_delayed_averages():
     """The ranks of a node average before an exchange between nodes, and only the latter is hidden."""
     step = predict_step(WORKLOAD, CLUSTER, 2, 2, 80, Rule("delayed", 50))
     assert (step.seconds, step.exposed, step.on_link) == pytest.approx((0.0302, 0.0002, 0.0))
-    assert step.delay == 34  # 1.002 / 0.03
+    assert step.delay_to_hide == 34  # 1.002 / 0.03
     step = predict_step(WORKLOAD, CLUSTER, 2, 2, 80, Rule("delayed", 50, delay=10))
     assert (step.exposed, step.on_link) == pytest.approx(((1.012 - 0.3) / 50, (1.002 - 0.3) / 50))
 
@@ -435,6 +435,17 @@ def test_the_verdict_names_the_link_and_what_helps():
         "the link is the limit from 4 nodes on; every=64 hides it"
     )
     assert verdict(work, cluster, **sizes, rule=Rule("local", 128)) == "compute is the limit up to 8 nodes"
+
+
+def test_averages_that_hide_the_link_leave_exact_steps_within_nodes():
+    """Also if these take more than 5 % of a step, and if parameters have more bytes than gradients."""
+    work = Workload((RowTimes((100.0,), (0.1,), 0.0),), n_bytes=1e5)
+    averaged = replace(work, n_bytes=4e5, in_nodes=(1e5, 1))
+    # on 8 nodes, a step takes 0.032 s, 0.01 s of exchange within nodes, and 0.7 s of each average
+    sizes = {"nodes": [1, 2, 4, 8], "ranks": 2, "batch": 512}
+    assert verdict(work, Cluster(Link(0.0, 1e6), Link(0.0, 1e7)), **sizes, averaged=averaged) == (
+        "the link is the limit from 4 nodes on; bfloat16 gives 1.7×; every=512 hides it"
+    )
 
 
 @pytest.mark.parametrize(

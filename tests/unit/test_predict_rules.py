@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from synkhronos._api.run import to_hide
-from synkhronos._costs import Cluster, Curve, Link, RowTimes, Rule, Workload, predict_step
+from synkhronos._costs import Cluster, Curve, Link, RowTimes, Rule, Workload, predict_step, to_hide
 from synkhronos._costs.kernels import Spread
 
 #: Bytes take 1 µs between nodes, and a message 1 ms more; within nodes, they take 0.01 µs.
@@ -33,23 +32,34 @@ def test_delayed_averages():
     step = predicted(Rule("delayed", 10, delay=5))  # five steps of 0.04 s
     assert (step.exposed, step.on_link) == pytest.approx((0.01 + 0.02 / 10 + 1.802 / 10, 1.802 / 10))
     step = predicted(Rule("delayed", 100))
-    assert (step.exposed, step.on_link, step.delay) == pytest.approx((0.01 + 0.02 / 100, 0.0, 51))
+    assert (step.exposed, step.on_link, step.delay_to_hide) == pytest.approx((0.01 + 0.02 / 100, 0.0, 51))
 
 
 def test_a_delay_that_hides_averages_is_chosen():
     step = predicted(Rule("auto"))
-    assert step.delay == 52 == to_hide(2.022, 0.04)
+    assert step.delay_to_hide == 52 == to_hide(2.022, 0.04)
     assert (step.exposed, step.on_link) == pytest.approx((0.01 + 0.02 / 104, 0.0))
     assert step.link_bytes == 2e6 / 104
     alone = predict_step(WORKLOAD, CLUSTER, 2, 1, 40, Rule("auto"))
-    assert (alone.exposed, alone.delay) == (0, 68)  # 2.002 / 0.03, and one step more
+    assert (alone.exposed, alone.delay_to_hide) == (0, 68)  # 2.002 / 0.03, and one step more
 
 
 @pytest.mark.parametrize("rule", [Rule("local", 4), Rule("delayed", 4), Rule("auto")])
 def test_nothing_is_averaged_on_one_node(rule):
     step = predicted(rule, nodes=1)
     assert (step.seconds, step.exposed) == pytest.approx((0.04, 0.01))
-    assert (step.on_link, step.link_bytes, step.delay) == (0, 0, 0)
+    assert (step.on_link, step.link_bytes, step.delay_to_hide) == (0, 0, 0)
+
+
+def test_a_loop_calls_an_exact_function_for_each_step_on_one_node():
+    call = replace(WORKLOAD, n_bytes=1e6, n_collectives=2, divided=0.02, in_nodes=None)
+    cluster = replace(CLUSTER, command=0.005)
+    step = predicted(Rule("auto"), nodes=1, work=replace(WORKLOAD, on_one_node=call), cluster=cluster)
+    assert (step.compute, step.exposed, step.rule) == (pytest.approx(0.03 + 0.02 / 2 + 0.005), 0.01, Rule("auto"))
+    several = [
+        predicted(Rule("auto"), work=replace(WORKLOAD, on_one_node=one), cluster=cluster) for one in (call, None)
+    ]
+    assert several[0] == several[1]
 
 
 def test_ranks_wait_in_each_step_and_nodes_in_averages():

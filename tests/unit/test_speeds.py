@@ -180,6 +180,6 @@ def test_rounds_end_before_their_time_is_over(clock, seconds, n_rounds):
 @pytest.mark.parametrize(("seconds", "n_steps"), [(1 / 64, 25), (0.3, 10), (1.0, 4), (2.0, 2), (100.0, 2)])
 def test_long_steps_are_measured_less_often(clock, seconds, n_steps):
     clock.times[:] = [seconds]
-    step = SimpleNamespace(step=lambda batch: clock.call())
+    step = SimpleNamespace(step_of=lambda batch: clock.call)
     assert step_measurements._seconds_of_step(step, 8, 4.0 if seconds >= 1 else 10.0) == pytest.approx(seconds)
     assert round(clock.now[0] / seconds) == n_steps
