@@ -165,7 +165,7 @@ def loop(
     size = positive("batch_size", batch_size)
     plan = Length(positive("epochs", epochs), positive("steps", steps))
     if rule is None or isinstance(rule, BSP) or (rule == "local" and session.is_on_one_node):
-        if not runs_in_one_command(f, inputs, params):
+        if not _steps_together(f, inputs, params):
             if resume is not None:
                 raise TypeError(f"resume got {f!r}; {ONE_COMMAND}")
             options = {"size": size, "plan": plan, "schedule": schedule, "seed": seed, "progress": progress}
@@ -178,15 +178,19 @@ def loop(
     return _Loop(session, f, inputs, params, rule, **options).run(plan, on_epoch, progress)
 
 
-def runs_in_one_command(f: Any, inputs: Any, params: Sequence[Any]) -> bool:
-    """Return whether a loop without a training rule makes steps with collectives in one command."""
+def _steps_together(f: Any, inputs: Any, params: Sequence[Any]) -> bool:
+    """Return whether the ranks can make steps with collectives in one command."""
     if callable(inputs) or not params or isinstance(f, ExactFunction) or not isinstance(f, Function):
         return False
     return f.steps_together() and all(mode is None or mode in COMBINE for mode in f.output_modes)
 
 
-def in_shared_memory(inputs: Sequence[Any], variables: Sequence[Any]) -> list[Data]:
-    """Return inputs as a loop passes them to the ranks, which copy their rows from there."""
+def inputs_of_loop(f: Any, inputs: Sequence[Any], params: Sequence[Any]) -> Sequence[Any]:
+    """Return inputs as a loop without a training rule passes them: as `Data`, if one command makes many steps."""
+    return _in_shared_memory(inputs, f._user.input_variables) if _steps_together(f, inputs, params) else inputs
+
+
+def _in_shared_memory(inputs: Sequence[Any], variables: Sequence[Any]) -> list[Data]:
     known = (Data, np.ndarray, list, tuple)  # others, such as datasets of h5py, are read here
     values = [one if isinstance(one, known) else np.asarray(one) for one in inputs]
     return [one if isinstance(one, Data) else data(one, var) for one, var in zip(values, variables)]
@@ -290,7 +294,7 @@ class _Loop:
         for one, var in zip(given, self._scattered):
             if isinstance(one, Data) and (one.dtype != np.dtype(var.dtype) or one.ndim != var.ndim):
                 raise TypeError(f"got {one!r} for {var}; expected {var.dtype} data of {var.ndim} dimensions")
-        return in_shared_memory(given, self._scattered)
+        return _in_shared_memory(given, self._scattered)
 
     def _variables_of(self) -> list[Any]:
         """Return the shared variables of the function."""

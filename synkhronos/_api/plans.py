@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import os
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,10 +27,10 @@ from synkhronos._api.step_measurements import (
 )
 from synkhronos._api.variables import restored
 from synkhronos._costs import (
+    AUTO,
     MOST_BUSY,
     Cluster,
     Curve,
-    Link,
     PredictionTable,
     Rule,
     Speeds,
@@ -39,9 +38,11 @@ from synkhronos._costs import (
     Work,
     Workload,
     contention_on,
+    link_of,
     predict_step,
     predict_steps,
     reduction_on,
+    rule_named,
     speeds_from,
     speeds_of,
     times_on,
@@ -56,12 +57,6 @@ from synkhronos._utils.resources import busy
 from synkhronos.errors import SessionError
 from synkhronos.rules import BSP, Average, Centre, Hierarchical
 from synkhronos.rules import Rule as TrainingRule
-
-#: Assumed seconds of a message without bytes if only the bandwidth of a link is given: TCP between two hosts.
-LATENCY = 50e-6
-_UNITS = {"M": 1e6 / 8, "G": 1e9 / 8}  # bytes per second
-_AUTO = "delayed:auto"
-_EVERY = 10  # steps between two exchanges of a training rule that is named without a number
 
 
 class Plan:
@@ -336,7 +331,7 @@ def plan(
     if not all(one > 0 for one in slow):
         raise ValueError(f"slow is {slow!r}; expected positive numbers")
     target = Target(session, f, inputs, named, params, is_shuffled=shuffled)
-    given = rule if rule is not None else _AUTO if target.rule == "local" else target.rule
+    given = rule if rule is not None else AUTO if target.rule == "local" else target.rule
     kinds = [target.possible(one, rule_of(one)) for one in (given if isinstance(given, (list, tuple)) else [given])]
     batches = _numbers("batch", batch, [target.n_rows])
     sizes = sizes_between(math.ceil(min(batches) / (max(every_ranks) * max(every_nodes))), max(batches))
@@ -503,19 +498,6 @@ def _numbers(name: str, given: Any, default: Sequence[int]) -> list[int]:
     return sorted({int(one) for one in found})
 
 
-def link_of(line: Any) -> Link | None:
-    """Return a link between nodes, as `plan` takes it."""
-    if line is None:
-        return None
-    if isinstance(line, str):
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MG])bit(?:/s)?", line.strip())
-        if found and float(found[1]) > 0:
-            return Link(LATENCY, float(found[1]) * _UNITS[found[2]])
-    elif isinstance(line, tuple) and len(line) == 2 and line[0] >= 0 and line[1] > 0:
-        return Link(float(line[0]), float(line[1]))
-    raise ValueError(f'line is {line!r}; expected such as "10Gbit" or "100Mbit", or (seconds, bytes per second)')
-
-
 def rule_of(given: Any) -> Rule:
     """Return how the model describes a training rule."""
     if given is None or isinstance(given, BSP):
@@ -529,12 +511,7 @@ def rule_of(given: Any) -> Rule:
         return Rule("centre", given.every, nodes_every=given.nodes_every)
     if isinstance(given, TrainingRule):
         raise ValueError(f"rule is {given!r}; expected BSP, an average or a centre, because gossip has no model")
-    kind, _, every = str(given).partition(":")
-    if given in ("bsp", _AUTO):
-        return Rule("bsp" if given == "bsp" else "auto")
-    if kind not in ("local", "delayed", "centre") or not re.fullmatch("([1-9][0-9]*)?", every):
-        raise ValueError(f'rule is {given!r}; expected "bsp", "local:10", "delayed:10", "{_AUTO}" or "centre:10"')
-    return Rule(kind, int(every or _EVERY))  # type: ignore[arg-type]
+    return rule_named(given)
 
 
 def _notes_on_steps(target: Target, kinds: Sequence[Rule]) -> list[str]:

@@ -124,6 +124,8 @@ class Watch:
         return self._measure_loop(inner, f, inputs, args, kwargs, kwargs)
 
     def _measure_loop(self, inner: Callable[..., Any], f: Any, data: Any, args: Any, options: Any, kwargs: Any) -> Any:
+        from synkhronos._api import inputs_of_loop
+
         is_of_arrays = isinstance(data, (list, tuple)) and data and not callable(data[0])
         is_known = hasattr(f, "get_shared") or hasattr(f, "_structure")
         if not is_of_arrays or "batch_size" not in options or not is_known:
@@ -133,9 +135,11 @@ class Watch:
             named[getattr(key, "name", key)] = value(0) if callable(value) else value
         if options.get("rule") is not None:
             self._options.setdefault("rule", "delayed:auto" if options["rule"] == "local" else options["rule"])
-        if options.get("params"):
-            named["params"] = options["params"]
-        return self._measure(f, _inputs_of_loop(f, data, options), named, is_shuffled=True)
+        params = options.get("params") or getattr(f, "_params", ())
+        if params:
+            named["params"] = params
+        f, inputs = _function_of_loop(f, data)
+        return self._measure(f, tuple(inputs_of_loop(f, inputs, params)), named, is_shuffled=True)
 
     def _stop(self, inner: Callable[..., Any], session: Any, args: Any, kwargs: Any) -> Any:
         try:
@@ -183,18 +187,14 @@ def _session_of(f: Any) -> Any:
     return getattr(f, "gradient", getattr(f, "function", f))._session()
 
 
-def _inputs_of_loop(f: Any, inputs: Sequence[Any], options: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the inputs of a loop: in shared memory, where one command makes many steps without a training rule."""
-    from synkhronos._api.loops import in_shared_memory, runs_in_one_command
-    from synkhronos.extensions.steps import flatten, nested
-
-    made = getattr(f, "_make_step", None)  # of a `TrainFunction`, whose loop has one function for a step
-    if made is not None and len(inputs) == len(f._structure):
-        flat = in_shared_memory(flatten(inputs, f._structure), f.gradient._user.input_variables)
-        return tuple(nested(flat, f._structure))
-    if runs_in_one_command(f, inputs, options.get("params", ())):
-        return tuple(in_shared_memory(inputs, f._user.input_variables))
-    return tuple(inputs)
+def _function_of_loop(f: Any, inputs: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """Return the function that a loop runs, and its inputs: a `TrainFunction` has another one for its loop."""
+    make = getattr(f, "_make_step", None)
+    if make is None or len(inputs) != len(f._structure):
+        return f, inputs
+    f._step = f._step or make()
+    are_lists = [isinstance(one, (list, tuple)) for one in f._structure]
+    return f._step, [each for one, is_list in zip(inputs, are_lists) for each in (one if is_list else [one])]
 
 
 def _length(batch: Any, args: Sequence[Any]) -> int:
@@ -220,10 +220,9 @@ def options_of(given: Any) -> dict[str, Any]:
     ValueError
         If one cannot be read, or a file cannot be written.
     ImportError
-        If Matplotlib is needed, or the backend, and cannot be imported.
+        If Matplotlib is needed, and cannot be imported.
     """
-    from synkhronos._api.plans import link_of, rule_of
-    from synkhronos._costs import speeds_from
+    from synkhronos._costs import link_of, rule_named, speeds_from
 
     link_of(given.line)
     for name in ("machine_out", "csv", "plot"):
@@ -242,7 +241,7 @@ def options_of(given: Any) -> dict[str, Any]:
     if given.rule is not None:
         found["rule"] = given.rule.split(",")
         for rule in found["rule"]:
-            rule_of(rule)
+            rule_named(rule)
     if given.slow is not None:
         slow = re.fullmatch(r"([1-9]\d*)x(\d+(?:\.\d+)?)", given.slow)
         if slow is None or not float(slow[2]):

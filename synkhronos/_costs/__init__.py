@@ -20,6 +20,7 @@ from synkhronos._costs.model import (
     along_rows,
     choose,
     describe_machine,
+    link_of,
     link_through,
     most_rows_by_slices,
     seconds_by_rows,
@@ -40,6 +41,7 @@ if typing.TYPE_CHECKING:
     from synkhronos._costs.kernels import speeds_of as speeds_of
     from synkhronos._costs.kernels import times_on as times_on
     from synkhronos._costs.kernels import write_speeds as write_speeds
+    from synkhronos._costs.predict import AUTO as AUTO
     from synkhronos._costs.predict import Cluster as Cluster
     from synkhronos._costs.predict import PredictionTable as PredictionTable
     from synkhronos._costs.predict import Rule as Rule
@@ -47,6 +49,7 @@ if typing.TYPE_CHECKING:
     from synkhronos._costs.predict import Workload as Workload
     from synkhronos._costs.predict import predict_step as predict_step
     from synkhronos._costs.predict import predict_steps as predict_steps
+    from synkhronos._costs.predict import rule_named as rule_named
     from synkhronos._costs.predict import to_hide as to_hide
     from synkhronos._costs.predict import verdict as verdict
 
@@ -64,6 +67,7 @@ _KERNELS = (
     "write_speeds",
 )
 _PREDICT = (
+    "AUTO",
     "Cluster",
     "PredictionTable",
     "Rule",
@@ -71,6 +75,7 @@ _PREDICT = (
     "Workload",
     "predict_step",
     "predict_steps",
+    "rule_named",
     "to_hide",
     "verdict",
 )

@@ -10,11 +10,15 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+#: Assumed seconds of a message without bytes if only the bandwidth of a link is given: TCP between two hosts.
+LATENCY = 50e-6
+_UNITS = {"M": 1e6 / 8, "G": 1e9 / 8}  # bytes per second
 _FEW_BYTES = 8192  # for up to 4 processes; for more, in inverse proportion, as in `_collectives.buckets`
 
 
@@ -150,6 +154,19 @@ def messages_of(n_bytes: float, n_processes: int) -> tuple[int, float]:
 def bytes_sent(n_bytes: float, n_processes: int) -> float:
     """Return 2(P - 1) / P m, the bytes that each process sends in an all-reduce."""
     return 2 * (n_processes - 1) / n_processes * n_bytes
+
+
+def link_of(line: Any) -> Link | None:
+    """Return a link between nodes, as `synkhronos.plan` takes it."""
+    if line is None:
+        return None
+    if isinstance(line, str):
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MG])bit(?:/s)?", line.strip())
+        if found and float(found[1]) > 0:
+            return Link(LATENCY, float(found[1]) * _UNITS[found[2]])
+    elif isinstance(line, tuple) and len(line) == 2 and line[0] >= 0 and line[1] > 0:
+        return Link(float(line[0]), float(line[1]))
+    raise ValueError(f'line is {line!r}; expected such as "10Gbit" or "100Mbit", or (seconds, bytes per second)')
 
 
 def link_through(sizes: Sequence[float], seconds: Sequence[float]) -> Link:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from synkhronos._costs.kernels import Operand, RowTimes, Spread, expected_slowest
 from synkhronos._costs.model import Curve, Link, Machine, bytes_sent
@@ -22,6 +23,8 @@ from synkhronos._costs.model import Curve, Link, Machine, bytes_sent
 #: Bytes of an element on the wire, relative to float32, which gradients have.
 WIRE_DTYPES = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
 
+AUTO = "delayed:auto"  # the name of a training rule
+_EVERY = 10  # steps between two exchanges of a training rule that is named without a number
 _HIDDEN = 0.05  # part of a step below which exchange counts as hidden
 _WORTHWHILE = 1.05  # speed-up from which another wire dtype is worth a word
 _MOST_STEPS = 1024  # between two exchanges that the verdict proposes
@@ -147,6 +150,16 @@ class Rule:
         if self.kind == "auto":
             return "delayed auto"
         return f"{self.kind} every={self.every}" + (f" delay={self.delay}" if self.delay is not None else "")
+
+
+def rule_named(name: Any) -> Rule:
+    """Return the training rule of a name such as ``"local:16"``, as `synkhronos.plan` takes it."""
+    kind, _, every = str(name).partition(":")
+    if name in ("bsp", AUTO):
+        return Rule("bsp" if name == "bsp" else "auto")
+    if kind not in ("local", "delayed", "centre") or not re.fullmatch("([1-9][0-9]*)?", every):
+        raise ValueError(f'rule is {name!r}; expected "bsp", "local:10", "delayed:10", "{AUTO}" or "centre:10"')
+    return Rule(kind, int(every or _EVERY))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
