@@ -136,7 +136,7 @@ def test_a_node_needs_memory_only_for_its_own_rows(hosts):
     lines = out.splitlines()
     assert lines[-1] == "fine"
     failures = [line for line in lines if line.startswith("1 rank 1 (node 1 (hostb): cpu) failed in Call")]
-    assert len(failures) == 2 and "cannot allocate 8,388,608" in failures[0], out
+    assert len(failures) == 2 and "cannot allocate 1,572,864" in failures[0], out
     assert "cannot allocate 4,80" in failures[1], out
 
 
