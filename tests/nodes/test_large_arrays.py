@@ -165,8 +165,8 @@ def test_ctrl_c_at_any_instant():
         n_interrupted = 0
         for round in range(30):
             timer = threading.Timer(draw.rand() * 0.02, lambda: os.kill(os.getpid(), signal.SIGINT))
-            timer.start()
             try:
+                timer.start()
                 for _ in range(1000):
                     synk.all_reduce(variable, "avg")
                 raise SystemExit("not interrupted")
