@@ -196,49 +196,34 @@ def interrupt_steps(n_times):
 """
 
 
-@pytest.mark.parametrize(("options", "signals"), [("", 2), (", timeout=1.5", 1)])
-def test_ctrl_c_in_a_step_that_hangs(options, signals):
+#: Functions whose step waits for `hanging`, and their rules. With collectives, the controller waits in its own step.
+HANGING_STEPS = {
+    "alone": ("synk.function([x], hanging, updates=[(w, w + 1)], mode=mode)", "rules.LocalSGD(every=2)"),
+    "collectives": ("synk.function([x], w, updates=[(w, w + synk.averaged(hanging))], mode=mode)", "None"),
+}
+
+
+@pytest.mark.parametrize(
+    ("step", "options", "signals"),
+    [("alone", "", 2), ("alone", ", timeout=1.5", 1), ("collectives", "", 2), ("collectives", ", timeout=2.5", 1)],
+)
+def test_ctrl_c_in_a_step_that_hangs(step, options, signals):
     """The timeout limits the wait for the step, and a second Ctrl-C ends it."""
+    function, rule = HANGING_STEPS[step]
     out, err = run_script(
         INTERRUPT_STEPS
         + f"""
 from synkhronos import rules
 synk.fork(2{options})
-w, x, fault = theano.shared(0.0, "w"), T.dvector("x"), theano.shared(0, "fault")
-f = synk.function([x], Fault()(Event(0)(x), fault).sum(), updates=[(w, w + 1)], mode="FAST_COMPILE")
+w, x, fault, mode = theano.shared(0.0, "w"), T.dvector("x"), theano.shared(0, "fault"), "FAST_COMPILE"
+hanging = Fault()(Event(0)(x), fault).sum()
+f = {function}
 synk.distribute()
 synk.set_value(1, fault, LONG_SLEEP)
 threading.Thread(target=interrupt_steps, args=({signals},)).start()
 began = time.monotonic()
 try:
-    synk.loop(f, [np.zeros(100)], params=[w], batch_size=1, epochs=3, rule=rules.LocalSGD(every=2))
-except KeyboardInterrupt:
-    print(time.monotonic() - began < 15)
-try:
-    f(np.zeros(2))
-except synk.SessionError:
-    print("broken")
-"""
-    )
-    assert out.splitlines() == ["True", "broken"], err
-
-
-@pytest.mark.parametrize(("options", "signals"), [("", 2), (", timeout=2.5", 1)])
-def test_ctrl_c_in_a_step_with_collectives_that_hangs(options, signals):
-    """The controller waits for the other rank within its own step."""
-    out, err = run_script(
-        INTERRUPT_STEPS
-        + f"""
-synk.fork(2{options})
-w, x, fault = theano.shared(0.0, "w"), T.dvector("x"), theano.shared(0, "fault")
-change = synk.averaged(Fault()(Event(0)(x), fault).sum())
-f = synk.function([x], w, updates=[(w, w + change)], mode="FAST_COMPILE")
-synk.distribute()
-synk.set_value(1, fault, LONG_SLEEP)
-threading.Thread(target=interrupt_steps, args=({signals},)).start()
-began = time.monotonic()
-try:
-    synk.loop(f, [np.zeros(100)], params=[w], batch_size=1, epochs=3)
+    synk.loop(f, [np.zeros(100)], params=[w], batch_size=1, epochs=3, rule={rule})
 except KeyboardInterrupt:
     print(time.monotonic() - began < 15)
 try:
