@@ -43,9 +43,6 @@ class Submission(NamedTuple):
     check: Callable[[Session], None] | None = None
 
 
-_PENDING = "the call is sent at the end of the block; ask for the result after it"
-
-
 class Future:
     """Result of a call in a `sequence`, available after the block.
 
@@ -61,12 +58,15 @@ class Future:
     """
 
     def __init__(self) -> None:
-        self._unknown: str | None = _PENDING
+        self._is_pending = True
+        self._unknown: str | None = "the call is sent at the end of the block; ask for the result after it"
         self._value: Any = None
         self._make: Callable[[Any], Any] | None = None
 
     def __repr__(self) -> str:
-        return "<synkhronos.Future, pending>" if self._unknown else f"<synkhronos.Future: {self._value!r}>"
+        if self._is_pending:
+            return "<synkhronos.Future, pending>"
+        return f"<synkhronos.Future: {self._value!r}>" if self._unknown is None else "<synkhronos.Future, failed>"
 
     def result(self) -> Any:
         """Return the result of the call.
@@ -115,10 +115,11 @@ class Future:
 
     def _set(self, value: Any) -> None:
         self._value, self._unknown = value if self._make is None else self._make(value), None
+        self._is_pending = False
 
     def _fail(self, error: BaseException) -> None:
-        if self._unknown == _PENDING:
-            self._unknown = summarize(error)
+        if self._is_pending:
+            self._unknown, self._is_pending = summarize(error), False
 
 
 class Recorder:

@@ -207,6 +207,7 @@ def test_an_exception_in_the_block_sends_nothing(parts):
         assert n_sent() == before
         with pytest.raises(synk.SessionError, match=error.__name__):
             future.result()
+        assert repr(future) == "<synkhronos.Future, failed>"
     np.testing.assert_array_equal(w.get_value(), np.zeros(3))
     with synk.sequence():
         pass
