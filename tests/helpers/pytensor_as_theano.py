@@ -1,5 +1,6 @@
 """PyTensor under Theano's names, as far as tests use them."""
 
+import contextlib
 import warnings
 from types import SimpleNamespace
 
@@ -14,10 +15,25 @@ from pytensor.compile.debug.nanguardmode import NanGuardMode  # noqa: F401
 from pytensor.conditional.op import ifelse
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import graph_inputs
+from pytensor.link.c import cmodule
 from pytensor.scan import views
 from pytensor.scan.basic import scan
 from pytensor.scan.utils import until
 from pytensor.tensor.random.utils import RandomStream
+
+from synkhronos._theano_compat.compile_cache import with_headers
+
+_run_compiler = cmodule.output_subprocess_Popen
+
+
+def run_compiler(command, **options):
+    """Run PyTensor's compiler with precompiled headers, as Theano's runs: this saves half of the time."""
+    with contextlib.suppress(OSError):
+        command = with_headers(command, pytensor.config.compiledir) if "-shared" in command else command
+    return _run_compiler(command, **options)
+
+
+cmodule.output_subprocess_Popen = run_compiler
 
 
 class Names:
