@@ -153,6 +153,7 @@ bench:
 bench-pytensor:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-bench-pytensor PYTHON="$(NEWER)" $(VENV)-bench-pytensor/with-bench-pytensor
 	$(VENV)-bench-pytensor/bin/python -m benchmarks $(ARGS)
+	$(VENV)-bench-pytensor/bin/python docs/draw_speed.py
 
 lint: $(VENV)/with-lint
 	$(BIN)/ruff check .

@@ -94,7 +94,8 @@ QUESTIONS = (
         "What does a second node bring?",
         "Milliseconds of a training step of 500 images on two hosts (network namespaces of one computer) with one core "
         "each, whose link has 1 Gbit/s. In "
-        "the first column one host computes its half of the images, without an exchange.",
+        "the first column one host computes its half of the images, without an exchange. For all 500, "
+        "one host alone takes about twice that (not measured).",
         Times(
             [("nodes", "Step of the (MLP|CNN), 500 images, 1 Gbit/s", r"\1")],
             [

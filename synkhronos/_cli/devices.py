@@ -227,6 +227,8 @@ def _engines(
 
     The remedy depends on where the user has chosen the library.
     """
+    if record.get("linker") in ("auto", "numba"):
+        return Part("cpu", "BLAS", OK, note="not linked: functions are compiled by numba, and call SciPy's")
     name = engine.flag("blas.ldflags")
     flags, place = record.get("ldflags", ""), chosen_in(name, environment, engine.module)
     said = [text for _, text in record.get("said", [])]

@@ -36,7 +36,7 @@ ARGUMENTS = {
     "train_mnist_gpu_data": [*SMALL, "--model", "custom_mlp:1,32,0.1,0.2", "--ranks", "3"],
     "train_resnet_theano": [],
     "train_resnet": ["--ranks", "2", "--depth", "5", "--epochs", "1"],
-    "digits": ["--ranks", "3", "--epochs", "10"],
+    "digits": ["--ranks", "3", "--epochs", "10", "--accuracy", "0.9"],
     "training_rules": ["--ranks", "2", "--epochs", "12", "--accuracy", "0.85"],
     "k_means": ["--ranks", "3", "--rows", "2001"],
     "hierarchical": ["--ranks", "2", "--rows", "300", "--draws", "20"],
@@ -94,6 +94,10 @@ def test_demo_as_a_script(demo, tmp_path):
     if demo.stem == "run_lasagne_demos":
         compare_reports(json.loads((tmp_path / "all.json").read_text()))
         assert (tmp_path / "lasagne_mnist.png").stat().st_size > 10000
+
+
+def test_one_epoch_on_digits_needs_no_accuracy(tmp_path):
+    run_demo([str(ROOT / "demos" / "digits.py"), "--ranks", "2", "--epochs", "1"], tmp_path)
 
 
 def compare_reports(reports):

@@ -104,7 +104,8 @@ def test_a_compiler_that_is_turned_off_is_not_named(tmp_path):
     assert compiler["path"] == ""
     assert compiler["note"] == f"turned off by cxx in {FLAGS}: {HERE.title} compiles no C++"
     assert compiler["remedy"] == f"remove cxx from {FLAGS}"
-    assert parts["BLAS"]["note"].startswith("nothing is linked without a compiler that works")
+    note = "nothing is linked without a compiler that works" if _backends.engine == "theano" else "not linked: "
+    assert parts["BLAS"]["note"].startswith(note)
     assert parts["BLAS"]["remedy"] == ""
 
 
@@ -148,6 +149,12 @@ def test_the_remedy_that_fits(found, installed, variables, state, note, remedy):
     assert part.state == state
     assert re.search(note, part.note)
     assert part.remedy.removeprefix("sudo ").startswith(remedy)
+
+
+@pytest.mark.parametrize("linker", ["auto", "numba"])
+def test_numba_calls_the_blas_of_scipy(linker):
+    part = blas._engines({"linker": linker, "ldflags": ""}, False, {}, False, 0.0, ENGINES["pytensor"])
+    assert (part.state, part.note) == ("ok", "not linked: functions are compiled by numba, and call SciPy's")
 
 
 def test_a_blas_that_dies_under_larger_products(monkeypatch):

@@ -204,6 +204,22 @@ def test_links_between_files_lead_to_files(page):
         assert target.startswith(("https://", "http://")) or (ROOT / target.split("#")[0]).exists(), target
 
 
+def anchors_of(page):
+    """Return the anchors that GitHub gives to the headings of a page."""
+    text = re.sub(r"^(```+|~~~+).*?^\1", "", page.read_text(), flags=re.M | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)", text, re.M)
+    titles = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+def test_links_to_headings_lead_to_those_of_github():
+    pages = [page for page in ROOT.glob("docs/**/*.md") if "_build" not in page.parts]
+    for page in [*pages, ROOT / "CONTRIBUTING.md", ROOT / "README.md"]:
+        for name, anchor in re.findall(r"\]\(([\w./-]*)#([^)]+)\)", page.read_text()):
+            target = page.parent / name if name else page
+            assert anchor in anchors_of(target), f"{page.relative_to(ROOT)} links to {name}#{anchor}"
+
+
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
