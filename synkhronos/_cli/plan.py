@@ -69,38 +69,61 @@ class Watch:
         self._options = options
         self._seen: dict[Any, _Seen] = {}
         self._is_within = False  # a call, or the measurement
+        self._is_installed = False
 
     def install(self) -> None:
-        """Count calls from now on."""
+        """Count calls as soon as the program uses Synkhronos, which imports the backend: it may set flags before."""
         import synkhronos
 
-        train: Any = getattr(synkhronos.extensions, "train")  # noqa: B009 - it is imported when it is used
-        functions = [synkhronos.Function, *_subclasses(synkhronos.Function)]
-        for kind in (*functions, train.TrainFunction, train.ExactTrainFunction):
-            if "__call__" in vars(kind):
-                self._wrap(kind, "__call__", self._call)
-        for kind in (train.TrainFunction, train.ExactTrainFunction, train.LocalTrainFunction):
-            self._wrap(kind, "loop", self._loop)
-        self._wrap(synkhronos, "loop", self._loop_of)
+        names = vars(synkhronos)
+        lazy = names["__getattr__"]
+
+        def first_use(name: str) -> Any:
+            found = lazy(name)
+            if "loop" not in names:  # a module that needs no backend
+                return found
+            from synkhronos._session import Session
+
+            names["__getattr__"] = lazy
+            self._wrap(synkhronos, "loop", self._loop_of)
+            self._wrap(Session, "__init__", self._begin)
+            self._wrap(Session, "stop", self._stop)
+            return names[name]
+
+        names["__getattr__"] = first_use
 
     def _wrap(self, kind: Any, name: str, handle: Callable[..., Any]) -> None:
         inner = getattr(kind, name)
 
         @functools.wraps(inner)
-        def wrapper(one: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             if self._is_within or self.result is not None or self.error is not None:
-                return inner(one, *args, **kwargs)
+                return inner(*args, **kwargs)
             self._is_within = True
+            one, *others = args or (kwargs.pop("f", None),)
             try:
-                return handle(functools.partial(inner, one), one, args, kwargs)
+                return handle(functools.partial(inner, one), one, others, kwargs)
             finally:
                 self._is_within = False
 
         setattr(kind, name, wrapper)
 
+    def _begin(self, inner: Callable[..., Any], session: Any, args: Any, kwargs: Any) -> None:
+        """Count calls of functions from the first session on. Now `train` can be imported."""
+        import synkhronos
+
+        if not self._is_installed:
+            self._is_installed = True
+            train: Any = getattr(synkhronos.extensions, "train")  # noqa: B009 - it is imported when it is used
+            functions = [synkhronos.Function, *_subclasses(synkhronos.Function)]
+            for kind in (*functions, train.TrainFunction, train.ExactTrainFunction):
+                if "__call__" in vars(kind):
+                    self._wrap(kind, "__call__", self._call)
+            for kind in (train.TrainFunction, train.ExactTrainFunction, train.LocalTrainFunction):
+                self._wrap(kind, "loop", self._loop)
+        inner(*args, **kwargs)
+
     def _call(self, inner: Callable[..., Any], f: Any, args: Any, kwargs: Any) -> Any:
-        if not self._seen:
-            self._wrap(type(_session_of(f)), "stop", self._stop)
         start = time.perf_counter()
         result = inner(*args, **kwargs)
         seen = self._seen.setdefault(f, _Seen())
@@ -222,7 +245,7 @@ def options_of(given: Any) -> dict[str, Any]:
     ImportError
         If Matplotlib is needed, and cannot be imported.
     """
-    from synkhronos._costs import link_of, rule_named, speeds_from
+    from synkhronos._costs import link_of
 
     link_of(given.line)
     for name in ("machine_out", "csv", "plot"):
@@ -231,6 +254,8 @@ def options_of(given: Any) -> dict[str, Any]:
             setattr(given, name, os.path.abspath(getattr(given, name)))
     found: dict[str, Any] = {"line": given.line, "machine_out": given.machine_out}
     if given.machine is not None:
+        from synkhronos._costs import speeds_from  # imports NumPy, which reads the environment
+
         found["machine"] = speeds_from(given.machine)
     for name in ("nodes", "ranks", "batch"):
         text = getattr(given, name)
@@ -239,6 +264,8 @@ def options_of(given: Any) -> dict[str, Any]:
     if max(found.get("nodes", [1])) > 1 and given.line is None and count_launched(os.environ) == 1:
         raise ValueError(f"--nodes is {given.nodes!r} without nodes to measure; expected also a link, as --line 10Gbit")
     if given.rule is not None:
+        from synkhronos._costs import rule_named
+
         found["rule"] = given.rule.split(",")
         for rule in found["rule"]:
             rule_named(rule)
@@ -303,7 +330,7 @@ def watch_program(program: Sequence[str], given: Any) -> Watch:
     ValueError
         If an option cannot be used, or there is no such script.
     ImportError
-        If the backend cannot be imported, or Matplotlib, where it is needed.
+        If Matplotlib is needed, and cannot be imported.
     """
     watch = Watch(options_of(given))
     try:

@@ -240,3 +240,16 @@ def test_a_missing_script_is_refused(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path)
     text = "SCRIPT is 'none.py'; expected a file that can be read: No such file or directory"
     assert (done.returncode, done.stderr) == (2, f"python -m synkhronos plan: {text}\n")
+
+
+def test_the_script_can_set_flags_and_choose_the_backend_first(tmp_path):
+    """As with `python`: neither NumPy nor a backend is imported before the script begins."""
+    flags = """
+import os, sys
+assert not {"numpy", "theano", "pytensor"} & {*sys.modules}
+os.environ.update(THEANO_FLAGS="floatX=float32", PYTENSOR_FLAGS="floatX=float32")
+from synkhronos.extensions import train
+"""
+    check = 'assert theano.config.floatX == "float32"\nw, x, t'
+    code, _, errors = run_plan(tmp_path, script=flags + SCRIPT.replace("w, x, t", check, 1))
+    assert code == 0, errors
