@@ -88,6 +88,27 @@ for turn in range(9):
         f(rows[:24], rows[:24, 0])
 f(*map(synk.data, (rows, rows[:, 0])), batch=list(range(24)))
 """,
+    "rows of named inputs, along another axis": """
+f = synk.function([x, t], T.sqr(x.T.dot(w) - t).sum(), shard={x: 1, t: 0}, exact=True)
+for turn in range(9):
+    f(x=np.ones((3, 40)), t=rows[:, 0], batch=slice(0, 24))
+""",
+    "a loop of a callable": """
+f = synk.function([x, t], loss, updates=[(w, w - 0.1 * T.grad(loss, w))], exact=True)
+step = lambda *data, batch: f(*data, batch=24, output_subset=[0])
+synk.loop(f=step, inputs=[rows, rows[:, 0]], batch_size=20, epochs=9)
+""",
+    "functions without rows, and an exit": """
+synk.close()
+with synk.session(2, use_gpu=False) as s:
+    f = synk.function([x, t], loss, updates=[(w, w - 0.1 * T.grad(loss, w))], exact=True)
+    others = [synk.function([], updates=[(w, rate * w)]) for rate in (0.5, 2)]
+    for turn in range(1000):
+        for other in others:
+            other()
+    f(rows[:24], rows[:24, 0])
+    sys.exit()
+""",
 }
 
 
@@ -97,7 +118,8 @@ def test_the_command_measures_other_ways_to_make_steps(tmp_path, way):
     assert code == 0, errors
     assert "\n    1      2     24 " in text
     assert "the end" not in text
-    assert ("rows by index" in text) == (way != "parallelize")
+    assert ("rows by index" in text) == (way.startswith("loop") or way == "sequence")
+    assert ("Measured without output_subset, which" in text) == (way == "a loop of a callable")
 
 
 def test_an_error_of_the_script_keeps_its_traceback(tmp_path):
