@@ -386,6 +386,8 @@ def plan(
     notes += [*_notes_on_steps(target, kinds), *assumed, *_notes_on_delays(table)]
     if sizes[-1] < max(batches):
         notes.append(f"Assumed: efficiencies, by times of one rank with up to {max(batches)} rows, which are extended")
+    if any(1 < one < n_local for one in every_ranks):
+        notes.append(f"Assumed: with fewer ranks than {n_local}, exchange within a node is as with {n_local}")
     if max(every_ranks) > n_local:
         what = "exchange within a node and contention are" if there is None else "exchange within a node is"
         notes.append(

@@ -482,3 +482,10 @@ def test_a_wire_dtype_counts_for_results_of_functions_without_updates(forked, dt
     x = T.matrix("x", dtype=dtype)
     table = synk.plan(synk.function([x], T.sqr(x).sum(), exact=True), X.astype(dtype))
     assert table._workload.is_float32 == (dtype == "float32")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_fewer_ranks_than_those_of_the_session_have_its_exchange(forked, ranks):
+    forked(3)
+    notes = synk.plan(build(), X, TARGETS, ranks=[ranks, 3]).notes
+    assert any(note.startswith("Assumed: with fewer ranks than 3, exchange") for note in notes) == (ranks == 2)
