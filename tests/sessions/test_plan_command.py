@@ -275,3 +275,26 @@ from synkhronos.extensions import train
     check = 'assert theano.config.floatX == "float32"\nw, x, t'
     code, _, errors = run_plan(tmp_path, script=flags + SCRIPT.replace("w, x, t", check, 1))
     assert code == 0, errors
+
+
+PYMC = """
+import numpy as np
+import pymc as pm
+import synkhronos as synk
+
+rows = np.random.default_rng(0).normal(size=(400, 3))
+with pm.Model() as model:
+    w = pm.Normal("w", 0, 1, shape=3)
+    pm.Normal("t", pm.math.dot(pm.Data("rows", rows), w), 1, observed=rows.sum(axis=1))
+with synk.session(2, use_gpu=False), synk.extensions.pymc.parallel(model), model:
+    pm.sample(draws=20, tune=20, chains=1, cores=1, progressbar=False)
+print("the end")
+"""
+
+
+def test_the_command_measures_the_sampling_of_a_pymc_model(tmp_path):
+    pytest.importorskip("pymc")
+    code, text, errors = run_plan(tmp_path, script=PYMC)
+    assert code == 0, errors
+    assert "\n    1      2    400 " in text
+    assert "the end" not in text
