@@ -118,6 +118,8 @@ class Plan:
 
     def _step(self, nodes: int, ranks: int, batch: int) -> StepPrediction:
         workload, rule = self._rules[0]
+        for name, one in (("nodes", nodes), ("ranks", ranks), ("batch", batch)):
+            _numbers(name, one, ())
         return predict_step(workload, self._cluster, nodes, ranks, batch, rule)
 
     def to_csv(self) -> str:
@@ -328,13 +330,17 @@ def plan(
             f"nodes is {every_nodes}, and the session has one node, so no link can be measured; expected also line, "
             'such as line="10Gbit"'
         )
-    if not all(one > 0 for one in slow):
-        raise ValueError(f"slow is {slow!r}; expected positive numbers")
+    if np.ndim(slow) != 1 or not all(isinstance(one, (int, float, np.number)) and one > 0 for one in slow):
+        raise ValueError(f"slow is {slow!r}; expected a list of positive numbers")
     target = Target(session, f, inputs, named, params, is_shuffled=shuffled)
     given = rule if rule is not None else AUTO if target.rule == "local" else target.rule
     kinds = [target.possible(one, rule_of(one)) for one in (given if isinstance(given, (list, tuple)) else [given])]
+    if not kinds:
+        raise ValueError(f"rule is {given!r}; expected at least one training rule")
     batches = _numbers("batch", batch, [target.n_rows])
-    sizes = sizes_between(math.ceil(min(batches) / (max(every_ranks) * max(every_nodes))), max(batches))
+    most = math.ceil(max(batches) / (every_ranks[0] * every_nodes[0]))
+    most = max([most, *(size for size in batches if size <= target.n_rows)])  # which are checked
+    sizes = sizes_between(math.ceil(min(batches) / (every_ranks[-1] * every_nodes[-1])), most)
     if there is not None:
         _check_counted(target, there)
     here = None if there is None and machine_out is None else _speeds_here(session, n_local)
@@ -378,6 +384,10 @@ def plan(
     if overlap and max(every_nodes) > 1 and kind.kind == "bsp":
         notes.append(overlap)
     notes += [*_notes_on_steps(target, kinds), *assumed, *_notes_on_delays(table)]
+    if sizes[-1] < max(batches):
+        notes.append(f"Assumed: efficiencies, by times of one rank with up to {max(batches)} rows, which are extended")
+    if any(1 < one < n_local for one in every_ranks):
+        notes.append(f"Assumed: with fewer ranks than {n_local}, exchange within a node is as with {n_local}")
     if max(every_ranks) > n_local:
         what = "exchange within a node and contention are" if there is None else "exchange within a node is"
         notes.append(

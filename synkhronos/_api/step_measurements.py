@@ -49,10 +49,7 @@ _LONG = 10  # times as long as `_SECONDS`: one call is enough
 _OF_FUNCTION, _OF_UPDATES, _OF_RANKS, _OF_STEPS = 20.0, 5.0, 10.0, 20.0
 BYTES = (8, 2**10, 2**14, 2**17, 2**20, 2**23)  # of all-reduces, and of messages
 _REPETITIONS = 7
-_LONG_MESSAGE, _LEAST_OF_LONG = (
-    0.01,
-    3,
-)  # seconds of a message, and repetitions of one that is longer than the last of these
+_LONG_MESSAGE, _LEAST_OF_LONG = 0.01, 3  # seconds of a message, and repetitions of one after a longer one
 _MOST_RANKS = 1 << 20  # of one node
 _LARGE = 0.1  # part of all bytes that a large gradient has, at least
 _MAD = 1.4826  # standard deviation of a normal distribution by its median absolute deviation
@@ -428,6 +425,7 @@ def measure_function(session: Session, target: Target, sizes: Sequence[int], wor
         seconds = _typical(_in_rounds(functools.partial(_time, session, target, part, 1, one_rank), _OF_UPDATES))
         kernels.append(RowTimes((1.0,), (seconds,), seconds))
     work.done += 1
+    exchanged = [*target.updated, *target.reduced] or [getattr(one, "variable", one) for one in function._graph.outputs]
     n_bytes, n_collectives = (0.0, 1) if target.is_local else target.exchange()
     return Workload(
         tuple(kernels),
@@ -437,7 +435,7 @@ def measure_function(session: Session, target: Target, sizes: Sequence[int], wor
         divided=divided,
         row_bytes=target.row_bytes,
         memory=target.memory(),
-        is_float32=all(var.dtype == "float32" for var in [*target.updated, *target.reduced] if _is_float(var)),
+        is_float32=all(var.dtype == "float32" for var in exchanged if _is_float(var)),
     )
 
 

@@ -41,11 +41,14 @@ class _Seen:
         Of all calls but the first.
     latest : tuple
         Its positional and keyword arguments in the latest call.
+    is_refused : bool
+        Whether its number of rows cannot be changed, as that of an update.
     """
 
     def __init__(self) -> None:
         self.n_calls, self.seconds = 0, 0.0
         self.latest: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self.is_refused = False
 
 
 class Watch:
@@ -69,38 +72,61 @@ class Watch:
         self._options = options
         self._seen: dict[Any, _Seen] = {}
         self._is_within = False  # a call, or the measurement
+        self._is_installed = False
 
     def install(self) -> None:
-        """Count calls from now on."""
+        """Count calls as soon as the program uses Synkhronos, which imports the backend: it may set flags before."""
         import synkhronos
 
-        train: Any = getattr(synkhronos.extensions, "train")  # noqa: B009 - it is imported when it is used
-        functions = [synkhronos.Function, *_subclasses(synkhronos.Function)]
-        for kind in (*functions, train.TrainFunction, train.ExactTrainFunction):
-            if "__call__" in vars(kind):
-                self._wrap(kind, "__call__", self._call)
-        for kind in (train.TrainFunction, train.ExactTrainFunction, train.LocalTrainFunction):
-            self._wrap(kind, "loop", self._loop)
-        self._wrap(synkhronos, "loop", self._loop_of)
+        names = vars(synkhronos)
+        lazy = names["__getattr__"]
+
+        def first_use(name: str) -> Any:
+            found = lazy(name)
+            if "loop" not in names:  # a module that needs no backend
+                return found
+            from synkhronos._api import Session
+
+            names["__getattr__"] = lazy
+            self._wrap(synkhronos, "loop", self._loop_of)
+            self._wrap(Session, "__init__", self._begin)
+            self._wrap(Session, "stop", self._stop)
+            return names[name]
+
+        names["__getattr__"] = first_use
 
     def _wrap(self, kind: Any, name: str, handle: Callable[..., Any]) -> None:
         inner = getattr(kind, name)
 
         @functools.wraps(inner)
-        def wrapper(one: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             if self._is_within or self.result is not None or self.error is not None:
-                return inner(one, *args, **kwargs)
+                return inner(*args, **kwargs)
             self._is_within = True
+            one, *others = args or (kwargs.pop("f", None),)
             try:
-                return handle(functools.partial(inner, one), one, args, kwargs)
+                return handle(functools.partial(inner, one), one, others, kwargs)
             finally:
                 self._is_within = False
 
         setattr(kind, name, wrapper)
 
+    def _begin(self, inner: Callable[..., Any], session: Any, args: Any, kwargs: Any) -> None:
+        """Count calls of functions from the first session on. Now `train` can be imported."""
+        import synkhronos
+
+        if not self._is_installed:
+            self._is_installed = True
+            train: Any = getattr(synkhronos.extensions, "train")  # noqa: B009 - it is imported when it is used
+            functions = [synkhronos.Function, *_subclasses(synkhronos.Function)]
+            for kind in (*functions, train.TrainFunction, train.ExactTrainFunction):
+                if "__call__" in vars(kind):
+                    self._wrap(kind, "__call__", self._call)
+            for kind in (train.TrainFunction, train.ExactTrainFunction, train.LocalTrainFunction):
+                self._wrap(kind, "loop", self._loop)
+        inner(*args, **kwargs)
+
     def _call(self, inner: Callable[..., Any], f: Any, args: Any, kwargs: Any) -> Any:
-        if not self._seen:
-            self._wrap(type(_session_of(f)), "stop", self._stop)
         start = time.perf_counter()
         result = inner(*args, **kwargs)
         seen = self._seen.setdefault(f, _Seen())
@@ -108,7 +134,7 @@ class Watch:
         seen.seconds += time.perf_counter() - start if seen.n_calls > 1 else 0.0
         seen.latest = args, kwargs
         is_recorded = _session_of(f).sequencer.place  # in a sequence
-        if (seen.n_calls >= _CALLS or seen.seconds > _SECONDS) and not is_recorded:
+        if (seen.n_calls >= _CALLS or seen.seconds > _SECONDS) and not is_recorded and not seen.is_refused:
             self._measure(f, args, kwargs)
         return result
 
@@ -129,7 +155,8 @@ class Watch:
         is_of_arrays = isinstance(data, (list, tuple)) and data and not callable(data[0])
         is_known = hasattr(f, "get_shared") or hasattr(f, "_structure")
         if not is_of_arrays or "batch_size" not in options or not is_known:
-            return inner(*args, **kwargs)  # batches of a callable have no number of rows
+            self._is_within = False  # batches of a callable have no number of rows, but it may call functions
+            return inner(*args, **kwargs)
         named = {"batch": options["batch_size"] * _session_of(f).n_ranks}
         for key, value in (options.get("schedule") or {}).items():
             named[getattr(key, "name", key)] = value(0) if callable(value) else value
@@ -142,38 +169,45 @@ class Watch:
         return self._measure(f, tuple(inputs_of_loop(f, inputs, params)), named, is_shuffled=True)
 
     def _stop(self, inner: Callable[..., Any], session: Any, args: Any, kwargs: Any) -> Any:
+        error = sys.exc_info()[1]
+        is_end = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
         try:
-            if not session.broken and sys.exc_info()[0] is None:
+            if not session.broken and is_end:
                 self.finish()
         finally:
+            self._seen.clear()
             inner(*args, **kwargs)
 
     def finish(self) -> None:
-        """Measure the function with the most time, if none was measured, and if there is a session."""
-        if self.result is None and self._seen:
-            f, seen = max(self._seen.items(), key=lambda item: (item[1].seconds, item[1].n_calls))
-            self._measure(f, *seen.latest)
+        """Measure the function with the most time of those that can be measured, if the session is not closed."""
+        for f, seen in sorted(self._seen.items(), key=lambda item: (-item[1].seconds, -item[1].n_calls)):
+            if not seen.is_refused and self.result is None and self.error is None:
+                self._measure(f, *seen.latest)
 
     def _measure(self, f: Any, args: Any, kwargs: Any, is_shuffled: bool = False) -> None:
         import numpy as np
 
         import synkhronos
 
-        kwargs = {name: one for name, one in kwargs.items() if name not in _OF_CALLS}
+        kwargs = dict(kwargs)
+        dropped = [name for name in _OF_CALLS if kwargs.pop(name, None) is not None]
         args = (*args, *(kwargs.pop(name) for name in ("x_data", "y_data") if name in kwargs))
         batch, options = kwargs.pop("batch", None), dict(self._options)
         self._is_within = True
-        if batch is not None and "batch" not in options:
-            options["batch"] = _length(batch, args)
         options["shuffled"] = is_shuffled or (batch is not None and np.ndim(batch) == 1)
         try:
+            if batch is not None and "batch" not in options:
+                options["batch"] = _length(batch, f, args, kwargs)
             self.result = synkhronos.plan(f, *args, **options, **kwargs)
         except (ValueError, TypeError, ImportError, OSError, synkhronos.SynkhronosError) as error:
             if "no scattered inputs and no sliceable" in str(error):
-                self._seen.pop(f, None)  # a function without rows, such as an update
+                self._seen.setdefault(f, _Seen()).is_refused = True  # it has no rows
                 self._is_within = False
                 return
             self.error = error
+        else:
+            if dropped:
+                self.result.notes.append(f"Measured without {', '.join(dropped)}, which calls of the program have")
         raise _Complete
 
 
@@ -197,15 +231,16 @@ def _function_of_loop(f: Any, inputs: Sequence[Any]) -> tuple[Any, Sequence[Any]
     return f._step, [each for one, is_list in zip(inputs, are_lists) for each in (one if is_list else [one])]
 
 
-def _length(batch: Any, args: Sequence[Any]) -> int:
+def _length(batch: Any, f: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     """Return the number of rows that the argument ``batch`` of a call selects."""
     import numpy as np
+
+    from synkhronos._api import Target
 
     if isinstance(batch, (int, np.integer)):
         return int(batch)
     if isinstance(batch, slice):
-        first = args[0][0] if isinstance(args[0], (list, tuple)) else args[0]
-        return len(range(*batch.indices(len(first))))
+        return len(range(*batch.indices(Target(_session_of(f), f, args, kwargs, ()).n_rows)))
     rows = np.asarray(batch)
     return int(rows.sum() if rows.dtype == bool else len(rows))
 
@@ -222,7 +257,7 @@ def options_of(given: Any) -> dict[str, Any]:
     ImportError
         If Matplotlib is needed, and cannot be imported.
     """
-    from synkhronos._costs import link_of, rule_named, speeds_from
+    from synkhronos._costs import link_of
 
     link_of(given.line)
     for name in ("machine_out", "csv", "plot"):
@@ -231,6 +266,8 @@ def options_of(given: Any) -> dict[str, Any]:
             setattr(given, name, os.path.abspath(getattr(given, name)))
     found: dict[str, Any] = {"line": given.line, "machine_out": given.machine_out}
     if given.machine is not None:
+        from synkhronos._costs import speeds_from  # imports NumPy, which reads the environment
+
         found["machine"] = speeds_from(given.machine)
     for name in ("nodes", "ranks", "batch"):
         text = getattr(given, name)
@@ -239,6 +276,8 @@ def options_of(given: Any) -> dict[str, Any]:
     if max(found.get("nodes", [1])) > 1 and given.line is None and count_launched(os.environ) == 1:
         raise ValueError(f"--nodes is {given.nodes!r} without nodes to measure; expected also a link, as --line 10Gbit")
     if given.rule is not None:
+        from synkhronos._costs import rule_named
+
         found["rule"] = given.rule.split(",")
         for rule in found["rule"]:
             rule_named(rule)
@@ -303,7 +342,7 @@ def watch_program(program: Sequence[str], given: Any) -> Watch:
     ValueError
         If an option cannot be used, or there is no such script.
     ImportError
-        If the backend cannot be imported, or Matplotlib, where it is needed.
+        If Matplotlib is needed, and cannot be imported.
     """
     watch = Watch(options_of(given))
     try:
@@ -325,7 +364,7 @@ def plan_program(watch: Watch, program: Sequence[str], given: Any) -> int:
     process = os.getpid()
     try:
         try:
-            runpy.run_path(program[0], run_name="__main__")
+            runpy.run_path(os.path.abspath(program[0]), run_name="__main__")
         except SystemExit as error:
             if error.code not in (None, 0) or os.getpid() != process:
                 raise

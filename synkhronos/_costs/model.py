@@ -164,7 +164,13 @@ def link_of(line: Any) -> Link | None:
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MG])bit(?:/s)?", line.strip())
         if found and float(found[1]) > 0:
             return Link(LATENCY, float(found[1]) * _UNITS[found[2]])
-    elif isinstance(line, tuple) and len(line) == 2 and line[0] >= 0 and line[1] > 0:
+    elif (
+        isinstance(line, tuple)
+        and len(line) == 2
+        and all(isinstance(one, (int, float)) for one in line)
+        and line[0] >= 0
+        and line[1] > 0
+    ):
         return Link(float(line[0]), float(line[1]))
     raise ValueError(f'line is {line!r}; expected such as "10Gbit" or "100Mbit", or (seconds, bytes per second)')
 

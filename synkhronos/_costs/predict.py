@@ -171,7 +171,7 @@ class Workload:
     kernels : tuple of RowTimes
         Of one rank; their sum is the time of a step.
     n_bytes : float
-        Bytes of the float32 arrays that are all-reduced.
+        Bytes of the arrays that are all-reduced.
     n_collectives : int
         Number of collectives that exchange them.
     operands : tuple of Operand
@@ -218,6 +218,10 @@ class Workload:
         """Return the seconds that one rank computes, if a node has some number of ranks."""
         kernels = self.kernels if self.picks is None else (*self.kernels, self.picks)
         return sum(kernel.at(rows) for kernel in kernels) + self.divided / ranks
+
+    def bytes_on_wire(self, dtype: str) -> float:
+        """Return the bytes of the arrays between nodes: a wire dtype makes float32 arrays alone shorter."""
+        return self.n_bytes * (WIRE_DTYPES[dtype] if self.is_float32 else 1.0)
 
     def exposed(self, compute: float, exchange: float, rows: float, ranks: int) -> float:
         """Return the seconds of an exchange between nodes in which ranks do not compute."""
@@ -307,7 +311,7 @@ def exchange_seconds(workload: Workload, cluster: Cluster, nodes: int, ranks: in
         once = cluster.within.at(each) if isinstance(cluster.within, Curve) else cluster.within.all_reduce(each, ranks)
         within = n_collectives * (once + cluster.barrier)
     if nodes > 1:
-        each = n_bytes * WIRE_DTYPES[cluster.wire_dtype] / n_collectives
+        each = workload.bytes_on_wire(cluster.wire_dtype) / n_collectives
         between = n_collectives * cluster.link.all_reduce(each, nodes)
     return within, between
 
@@ -431,7 +435,7 @@ def predict_step(
         on_link = delayed_step(step, between, period, delay) - step
         exposed = in_step + within / period + on_link
     seconds = slowest + exposed
-    sent = bytes_sent(workload.n_bytes * WIRE_DTYPES[cluster.wire_dtype], nodes) / period
+    sent = bytes_sent(workload.bytes_on_wire(cluster.wire_dtype), nodes) / period
     efficiency = workload.compute(batch) / (n_ranks * seconds)
     memory = workload.memory[0] + rows * workload.memory[1]
     return StepPrediction(

@@ -440,7 +440,10 @@ MISTAKES = [
     ({"batch": []}, "batch is empty; expected at least one int"),
     ({"nodes": 2}, "expected also line"),
     ({"line": "fast"}, "line is 'fast'; expected such as"),
-    ({"slow": [5, 0]}, "slow is [5, 0]; expected positive numbers"),
+    ({"line": ("a", 1)}, "line is ('a', 1); expected such as"),
+    ({"slow": [5, 0]}, "slow is [5, 0]; expected a list of positive numbers"),
+    ({"slow": 5}, "slow is 5; expected a list of positive numbers"),
+    ({"rule": []}, "rule is []; expected at least one training rule"),
     ({"rule": "often"}, "rule is 'often'; expected"),
     ({"rule": synk.rules.GoSGD()}, "gossip has no model"),
     ({"rule": "delayed:1"}, "rule is 'delayed every=1'; expected a delay of at least 1 and less than every"),
@@ -461,3 +464,28 @@ def test_functions_without_rows_are_refused(forked):
         synk.plan(synk.function([], theano.shared(1.0) * 2))
     with pytest.raises(TypeError, match="expected a function of synkhronos, or a step of train"):
         synk.plan(np.sum, X)
+
+
+@pytest.mark.parametrize(("ranks", "nodes", "most"), [([8], [4], 64), ([1, 8], [1], 2048)])
+def test_one_rank_is_measured_with_no_more_rows_than_ranks_have_or_steps_are_checked_with(forked, ranks, nodes, most):
+    forked(2)
+    table = synk.plan(build(), X, TARGETS, ranks=ranks, nodes=nodes, batch=[2048], line="10Gbit")
+    assert table._workload.kernels[0].rows[-1] == most
+    assert any("Assumed: efficiencies" in note for note in table.notes) == (most < 2048)
+    with pytest.raises(ValueError, match="ranks has 0; expected ints of at least 1"):
+        table.seconds(ranks=0, batch=8)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_wire_dtype_counts_for_results_of_functions_without_updates(forked, dtype):
+    forked(2)
+    x = T.matrix("x", dtype=dtype)
+    table = synk.plan(synk.function([x], T.sqr(x).sum(), exact=True), X.astype(dtype))
+    assert table._workload.is_float32 == (dtype == "float32")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_fewer_ranks_than_those_of_the_session_have_its_exchange(forked, ranks):
+    forked(3)
+    notes = synk.plan(build(), X, TARGETS, ranks=[ranks, 3]).notes
+    assert any(note.startswith("Assumed: with fewer ranks than 3, exchange") for note in notes) == (ranks == 2)

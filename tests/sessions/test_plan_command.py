@@ -88,6 +88,27 @@ for turn in range(9):
         f(rows[:24], rows[:24, 0])
 f(*map(synk.data, (rows, rows[:, 0])), batch=list(range(24)))
 """,
+    "rows of named inputs, along another axis": """
+f = synk.function([x, t], T.sqr(x.T.dot(w) - t).sum(), shard={x: 1, t: 0}, exact=True)
+for turn in range(9):
+    f(x=np.ones((3, 40)), t=rows[:, 0], batch=slice(0, 24))
+""",
+    "a loop of a callable": """
+f = synk.function([x, t], loss, updates=[(w, w - 0.1 * T.grad(loss, w))], exact=True)
+step = lambda *data, batch: f(*data, batch=24, output_subset=[0])
+synk.loop(f=step, inputs=[rows, rows[:, 0]], batch_size=20, epochs=9)
+""",
+    "functions without rows, and an exit": """
+synk.close()
+with synk.session(2, use_gpu=False) as s:
+    f = synk.function([x, t], loss, updates=[(w, w - 0.1 * T.grad(loss, w))], exact=True)
+    others = [synk.function([], updates=[(w, rate * w)]) for rate in (0.5, 2)]
+    for turn in range(1000):
+        for other in others:
+            other()
+    f(rows[:24], rows[:24, 0])
+    sys.exit()
+""",
 }
 
 
@@ -97,7 +118,8 @@ def test_the_command_measures_other_ways_to_make_steps(tmp_path, way):
     assert code == 0, errors
     assert "\n    1      2     24 " in text
     assert "the end" not in text
-    assert ("rows by index" in text) == (way != "parallelize")
+    assert ("rows by index" in text) == (way.startswith("loop") or way == "sequence")
+    assert ("Measured without output_subset, which" in text) == (way == "a loop of a callable")
 
 
 def test_an_error_of_the_script_keeps_its_traceback(tmp_path):
@@ -240,3 +262,39 @@ def test_a_missing_script_is_refused(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path)
     text = "SCRIPT is 'none.py'; expected a file that can be read: No such file or directory"
     assert (done.returncode, done.stderr) == (2, f"python -m synkhronos plan: {text}\n")
+
+
+def test_the_script_can_set_flags_and_choose_the_backend_first(tmp_path):
+    """As with `python`: neither NumPy nor a backend is imported before the script begins."""
+    flags = """
+import os, sys
+assert not {"numpy", "theano", "pytensor"} & {*sys.modules}
+os.environ.update(THEANO_FLAGS="floatX=float32", PYTENSOR_FLAGS="floatX=float32")
+from synkhronos.extensions import train
+"""
+    check = 'assert theano.config.floatX == "float32"\nw, x, t'
+    code, _, errors = run_plan(tmp_path, script=flags + SCRIPT.replace("w, x, t", check, 1))
+    assert code == 0, errors
+
+
+PYMC = """
+import numpy as np
+import pymc as pm
+import synkhronos as synk
+
+rows = np.random.default_rng(0).normal(size=(400, 3))
+with pm.Model() as model:
+    w = pm.Normal("w", 0, 1, shape=3)
+    pm.Normal("t", pm.math.dot(pm.Data("rows", rows), w), 1, observed=rows.sum(axis=1))
+with synk.session(2, use_gpu=False), synk.extensions.pymc.parallel(model), model:
+    pm.sample(draws=20, tune=20, chains=1, cores=1, progressbar=False)
+print("the end")
+"""
+
+
+def test_the_command_measures_the_sampling_of_a_pymc_model(tmp_path):
+    pytest.importorskip("pymc")
+    code, text, errors = run_plan(tmp_path, script=PYMC)
+    assert code == 0, errors
+    assert "\n    1      2    400 " in text
+    assert "the end" not in text

@@ -569,3 +569,12 @@ def test_the_paper_on_a_dgx1_with_its_own_spread_and_copies():
     excess = DGX1["eight"] - DGX1["alone"] / 8
     assert error(seconds - DGX1["alone"] / 8, excess) == pytest.approx(-0.34, abs=0.005)
     assert error(seconds, DGX1["eight"]) == pytest.approx(-0.021, abs=0.001)
+
+
+def test_a_wire_dtype_shortens_float32_alone():
+    work = Workload((RowTimes((1.0, 2.0), (1.0, 2.0), 0.0),), 8e6)
+    cluster = Cluster(Link(0.0, 1e6), Link(0.0, math.inf), wire_dtype="bfloat16")
+    seconds = [exchange_seconds(replace(work, is_float32=one), cluster, 2, 1)[1] for one in (True, False)]
+    assert seconds == [pytest.approx(4.0), pytest.approx(8.0)]
+    sent = [predict_step(replace(work, is_float32=one), cluster, 2, 1, 2).link_bytes for one in (True, False)]
+    assert sent[1] == 2 * sent[0]
