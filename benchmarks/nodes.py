@@ -145,7 +145,9 @@ def measure_steps(result: Result, hosts: Hosts, model: str, rounds: int, steps: 
         training.check_networks(contest.facts)
         contest.run(1, contest.alike(batch=BATCH, steps=EPOCHS * training.ROWS[model] // BATCH), warm_up=0)
         hosts.limit(RATE)
-        turns = {share: (alone, {"batch": BATCH // 2, "steps": steps}), **contest.alike(batch=BATCH, steps=steps)}
+        of_one_host = {share: BATCH // 2, f"{alone.name}, {BATCH} images": BATCH}
+        turns = {name: (alone, {"batch": batch, "steps": steps}) for name, batch in of_one_host.items()}
+        turns.update(contest.alike(batch=BATCH, steps=steps))
         samples = contest.run(rounds, turns)
         hosts.limit(None)
     milliseconds = {label: sample.scaled(1e3) for label, sample in samples.items()}
