@@ -29,6 +29,7 @@ from synkhronos._api.run import (
     bar_of,
     combined,
     delayed,
+    goes_on,
     length_of,
     makes_exact_steps,
     positive,
@@ -337,11 +338,10 @@ class _Loop:
                 self._make_epoch(run, n_steps, in_epoch)
                 run.epoch, self._last = run.epoch + 1, n_steps
                 try:
-                    goes_on = on_epoch is None or on_epoch(run) is not False
+                    if not goes_on(on_epoch, run):
+                        break
                 except Exception as error:
                     raise _OfProgram from error
-                if not goes_on:
-                    break
             self._end(run)
         except _OfProgram as error:
             assert error.__cause__ is not None

@@ -76,6 +76,12 @@ def length_of(arrays: Sequence[Any]) -> int:
     return lengths[0]
 
 
+def goes_on(on_epoch: Callable[[Run], Any] | None, run: Run) -> bool:
+    """Call the program's function after an epoch, and return whether the training goes on."""
+    found = None if on_epoch is None else on_epoch(run)
+    return bool(found) or not isinstance(found, (bool, np.bool_))  # comparisons with `run.losses` return np.bool_
+
+
 def values_at(given: Any, steps: range, dtype: Any) -> np.ndarray:
     """Return the values of a scheduled input or variable at some steps; a single one if it is constant."""
     return np.asarray([given(step) for step in steps] if callable(given) else [given], dtype)
@@ -493,7 +499,7 @@ def run_by_calls(
                 run._add([Records([row], 0, [], 0.0, 0, [])] * n_ranks)
                 work.done += 1
             run.epoch += 1
-            if on_epoch is not None and on_epoch(run) is False:
+            if not goes_on(on_epoch, run):
                 break
     except KeyboardInterrupt:
         if session.broken:

@@ -283,6 +283,16 @@ def test_on_epoch_sees_the_mean_moves_no_rank_and_ends_the_loop(session):
     np.testing.assert_array_equal(run.params[0], seen[-1])
 
 
+def test_a_comparison_with_the_losses_ends_the_training(two):
+    w, x = theano.shared(0.0, "w"), T.vector("x", "float64")
+    step = synk.function([x], w + synk.averaged(x.mean()), updates=[(w, w - 1)])
+    alone = synk.function([x], w + x.mean(), updates=[(w, w - 1)])
+    options = {"params": [w], "batch_size": 1, "epochs": 4, "on_epoch": lambda run: run.losses[-1] > 0.5}
+    for f, rule in ((step, None), (lambda x, batch: step(x, batch=batch), None), (alone, rules.LocalSGD(every=1))):
+        synk.broadcast(w, 2.0)
+        assert synk.loop(f, [np.zeros(2)], rule=rule, **options).epoch == 3
+
+
 def test_long_epochs_are_divided_into_commands(session, monkeypatch):
     regression = Regression("float64")
     rule = rules.DiLoCo(every=3, delay=1)
