@@ -297,6 +297,11 @@ class _Loop:
                 raise TypeError(f"got {one!r} for {var}; expected {var.dtype} data of {var.ndim} dimensions")
         return _in_shared_memory(given, self._scattered)
 
+    def _check_length(self) -> None:
+        """Check that the program has not changed the number of rows."""
+        if self._n_rows is not None and length_of(self._data) != self._n_rows:
+            raise ValueError(f"on_epoch: data got {len(self._data[0])} rows; expected {self._n_rows} as before")
+
     def _variables_of(self) -> list[Any]:
         """Return the shared variables of the function."""
         return _graph.shared_variables_of(self._session.replica.functions[self._function])
@@ -340,6 +345,7 @@ class _Loop:
                 try:
                     if not goes_on(on_epoch, run):
                         break
+                    self._check_length()
                 except Exception as error:
                     raise _OfProgram from error
             self._end(run)
@@ -514,8 +520,11 @@ class _Loop:
         """Have the ranks make steps; return their records."""
         session = self._session
         steps = range(step, step + n_batches // session.n_ranks)
-        inputs = [values_at(given, steps, var.dtype) for var, given in self._inputs]
-        shared = [values_at(given, steps, var.dtype) for var, given in self._shared]
+        try:
+            inputs = [values_at(given, steps, var) for var, given in self._inputs]
+            shared = [values_at(given, steps, var) for var, given in self._shared]
+        except Exception as error:
+            raise _OfProgram from error
         with session.lock:  # so that another thread does not use the staging memory
             refs = session.stage([order, *inputs, *shared])
             n_inputs = 1 + len(inputs)
@@ -548,4 +557,4 @@ class _Loop:
 
 
 class _OfProgram(Exception):
-    """An exception of the program's `on_epoch`, which is the cause."""
+    """An exception of the program's `on_epoch` or `schedule`, or of data that it has changed, which is the cause."""

@@ -82,9 +82,14 @@ def goes_on(on_epoch: Callable[[Run], Any] | None, run: Run) -> bool:
     return bool(found) or not isinstance(found, (bool, np.bool_))  # comparisons with `run.losses` return np.bool_
 
 
-def values_at(given: Any, steps: range, dtype: Any) -> np.ndarray:
+def values_at(given: Any, steps: range, var: Any) -> np.ndarray:
     """Return the values of a scheduled input or variable at some steps; a single one if it is constant."""
-    return np.asarray([given(step) for step in steps] if callable(given) else [given], dtype)
+    values = [given(step) for step in steps] if callable(given) else [given]
+    found, dtype = np.asarray(values), np.dtype(var.dtype)
+    are_integers = found.dtype.kind in "iu" and dtype.kind in "iu"
+    if values and not (found.dtype.kind in "biufc" and (are_integers or np.can_cast(found.dtype, dtype, "same_kind"))):
+        raise TypeError(f"schedule of {var} got values of dtype {found.dtype}; expected {dtype}")
+    return np.asarray(values, dtype)
 
 
 def combined(
