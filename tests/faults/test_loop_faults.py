@@ -252,6 +252,11 @@ def test_errors_of_a_rule_name_it_and_the_step(session):
     assert synk.loop(f, [np.ones(100)], params=[w], batch_size=1, steps=2, rule=rules.LocalSGD(every=2)).steps
 
 
+class Reads(rules.Average):
+    def after(self, x, sent, received, age, state):
+        raise FileNotFoundError(2, "no such file")
+
+
 class TooShort(rules.Average):
     def after(self, x, sent, received, age, state):
         return received[1:]
@@ -265,11 +270,13 @@ class NoState(rules.Centre):
         return x, centre
 
 
-def test_what_a_rule_returns_is_checked(session):
+def test_what_a_rule_returns_or_raises_is_reported(session):
     w, x = theano.shared(np.zeros(3), "w"), T.vector("x", "float64")
     f = synk.function([x], x.sum(), updates=[(w, w + 1)])
     with pytest.raises(synk.WorkerError, match=r"rule TooShort.* after step 2: .*shape \(2,\); expected \(3,\)"):
         synk.loop(f, [np.ones(100)], params=[w], batch_size=1, steps=8, rule=TooShort(every=2))
+    with pytest.raises(synk.WorkerError, match=r"FileNotFoundError in the rule Reads.* after step 2: .*no such file"):
+        synk.loop(f, [np.ones(100)], params=[w], batch_size=1, steps=8, rule=Reads(every=2))
     with pytest.raises(synk.WorkerError, match=r"rule NoState.* after step 0: .*no state"):
         synk.loop(f, [np.ones(100)], params=[w], batch_size=1, steps=8, rule=NoState(every=2))
     seen = []
