@@ -351,6 +351,22 @@ def test_constants_names_and_ends_of_batches(session):
     assert [float(one) for one in synk.gather(rate)] == [2.0] * session
 
 
+@pytest.mark.parametrize("rule", [rules.LocalSGD(every=2), rules.EASGD(every=2)])
+def test_batches_may_reuse_an_array(session, rule):
+    w, x = theano.shared(np.zeros(1), "w"), T.vector("x", "float64")
+    step = synk.function([x], x.sum(), updates=[(w, w + 1)])
+
+    def batches(rank, n_ranks, epoch, rng):
+        buffer = np.zeros(200_000)
+        for number in range(60):
+            buffer[:] = number
+            yield [buffer]
+
+    run = synk.loop(step, batches, params=[w], batch_size=1, steps=20, rule=rule)
+    for outputs in run.outputs:
+        np.testing.assert_array_equal(outputs[:, 0], np.arange(len(outputs)) * 200_000.0)
+
+
 def test_losses_of_nan_and_batches_of_more_rows_than_there_are(session):
     w, x = theano.shared(np.zeros(2), "w"), T.vector("x", "float64")
     step = synk.function([x], x.sum(), updates=[(w, w + 1)])
