@@ -33,6 +33,7 @@ from synkhronos._api.run import (
     length_of,
     makes_exact_steps,
     positive,
+    read,
     run_by_calls,
     shuffled,
     states_of_ranks,
@@ -122,7 +123,8 @@ def loop(
     others : str
         Treatment of other variables of floating-point numbers that the function updates, such as those of an update
         rule. ``"local"``: exchanges do not change them. ``"average"`` and ``"reset"``: each exchange averages them, or
-        resets them to their values at the start; with averages only. At the end of the loop, they are averaged.
+        resets them to their values at the start; with averages only. At the end of the loop, they are averaged, and
+        variables of integers have the controller's values.
     resume : dict of arrays, optional
         What `Run.state` returned in ``on_epoch`` of another loop with equal arguments, or what
         `synkhronos.extensions.checkpoint.load_run` returns. The loop continues from there: on as many ranks, with equal
@@ -192,9 +194,7 @@ def inputs_of_loop(f: Any, inputs: Sequence[Any], params: Sequence[Any]) -> Sequ
 
 
 def _in_shared_memory(inputs: Sequence[Any], variables: Sequence[Any]) -> list[Data]:
-    known = (Data, np.ndarray, list, tuple)  # others, such as datasets of h5py, are read here
-    values = [one if isinstance(one, known) else np.asarray(one) for one in inputs]
-    return [one if isinstance(one, Data) else data(one, var) for one, var in zip(values, variables)]
+    return [one if isinstance(one, Data) else data(one, var) for one, var in zip(read(inputs), variables)]
 
 
 def _ranks_of_a_step(session: Session, f: Function, inputs: Any, rule: Rule) -> str | None:
@@ -266,6 +266,11 @@ class _Loop:
         updated = _graph.updated_variables(session.replica.functions[self._function])
         rest = [var for var in updated if not any(var is one for one in variables)]
         self._others = [var for var in rest if _graph.is_tensor_variable(var) and np.dtype(var.dtype).kind == "f"]
+        self._integers = [
+            var
+            for var in rest
+            if _graph.is_tensor_variable(var) and np.dtype(var.dtype).kind in "biu" and not is_random_state(var)
+        ]
         self._changed = [*variables, *rest]
         self._saved_keys = session.keys(self._changed)
         own = f._graph.own_states if self._together == "node" and isinstance(f, ExactFunction) else self._changed
@@ -386,6 +391,8 @@ class _Loop:
                     broadcast([var for var, _ in self._shared])
                 if self._together == "all" and drop:  # some ranks may have made one step less
                     broadcast([*self._variables, *self._others])
+                if self._integers and (drop or self._together != "all"):  # such as numbers of steps
+                    broadcast(self._integers)
                 session.replica_check.note_parts([*self._variables, *self._others], are_parts=False)
             finally:
                 self._discard(is_whole=not drop)

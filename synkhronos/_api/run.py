@@ -15,6 +15,7 @@ import numpy as np
 
 from synkhronos import _graph
 from synkhronos._api.collectives import broadcast
+from synkhronos._api.data_arrays import Data
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
 from synkhronos._rank import STATE_PART, Records, SaveLoop, unpack
@@ -74,6 +75,11 @@ def length_of(arrays: Sequence[Any]) -> int:
     if len(set(lengths)) != 1 or not lengths[0]:
         raise ValueError(f"the inputs have the lengths {lengths}; expected one length of at least 1")
     return lengths[0]
+
+
+def read(inputs: Sequence[Any]) -> list[Any]:
+    """Return inputs, of which those that are not in memory, such as datasets of h5py, are read."""
+    return [one if isinstance(one, (Data, np.ndarray, list, tuple)) else np.asarray(one) for one in inputs]
 
 
 def goes_on(on_epoch: Callable[[Run], Any] | None, run: Run) -> bool:
@@ -479,7 +485,7 @@ def run_by_calls(
             f"{f!r} updates variables on each rank alone; build it with exact=True or with collectives, or pass a rule "
             "such as rules.LocalSGD(every=1)"
         )
-    inputs, n_ranks, step = list(inputs), session.n_ranks, itertools.count()
+    inputs, n_ranks, step = read(inputs), session.n_ranks, itertools.count()
     by_name = {var.name: var for var in (f.get_shared() if isinstance(f, Function) else ()) if var.name}
     given = {by_name.get(key, key) if isinstance(key, str) else key: one for key, one in (schedule or {}).items()}
     shared = {var: one for var, one in given.items() if _graph.is_shared_variable(var)}

@@ -245,6 +245,17 @@ def two(synchronize):
     return synchronize(2)
 
 
+def test_inputs_that_are_not_in_memory_are_read_once(two):
+    read = []
+    dataset = type(
+        "Dataset", (), {"__len__": lambda self: 8, "__array__": lambda *_, **__: read.append(1) or np.ones(8)}
+    )
+    x = T.vector("x", "float64")
+    exact = synk.function([x], x.mean(), exact=True)
+    assert synk.loop(exact, [dataset()], batch_size=2, epochs=2).steps == [4, 4]
+    assert len(read) == 1  # and not in each step
+
+
 def test_schedules_of_inputs_and_of_shared_variables(session):
     w, rate = theano.shared(np.zeros(2), "w"), theano.shared(0.0, "rate")
     x, decay, offset = T.vector("x", "float64"), T.scalar("decay", "float64"), T.scalar("offset", "float64")
@@ -373,6 +384,16 @@ def test_losses_of_nan_and_batches_of_more_rows_than_there_are(session):
     run = synk.loop(step, [np.full(3, np.nan)], params=[w], batch_size=100, epochs=2, rule=rules.LocalSGD(every=1))
     assert run.steps == [2] * session
     assert np.isnan(run.losses).all()
+
+
+@pytest.mark.parametrize("rule", [rules.EASGD(every=2), rules.GoSGD(probability=0.5), rules.LocalSGD(every=2)])
+def test_integers_are_equal_at_the_end(session, rule):
+    w, total = theano.shared(0.0, "w"), theano.shared(np.int64(0), "total")
+    x = T.vector("x", "int64")
+    step = synk.function([x], w + x.sum(), updates=[(w, w + 1), (total, total + x.sum())])
+    synk.loop(step, [np.arange(1, 31)], params=[w], batch_size=2, epochs=2, rule=rule)
+    assert len(set(synk.gather(total).tolist())) == 1
+    assert synk.check_replicas() == {}
 
 
 @pytest.mark.parametrize("others", ["local", "average", "reset"])
