@@ -167,15 +167,20 @@ def loop(
         raise TypeError(f"got epochs={epochs} and steps={steps}; expected one of them")
     size = positive("batch_size", batch_size)
     plan = Length(positive("epochs", epochs), positive("steps", steps))
-    if rule is None or isinstance(rule, BSP) or (rule == "local" and session.is_on_one_node):
+    rule = BSP() if rule is None else rule
+    if rule != "local" and not isinstance(rule, Rule):
+        raise TypeError(f"rule is {rule!r}; expected a rule of synkhronos.rules, or 'local'")
+    if others not in _OF_OTHERS:
+        raise ValueError(f"others is {others!r}; expected one of {_OF_OTHERS}")
+    if others != "local" and rule != "local" and rule.engine != "average":
+        raise ValueError(f"others is {others!r} with {rule!r}, which has no averages; use others='local'")
+    if isinstance(rule, BSP) or (rule == "local" and session.is_on_one_node):
         if not _steps_together(f, inputs, params):
             if resume is not None:
                 raise TypeError(f"resume got {f!r}; {ONE_COMMAND}")
             options = {"size": size, "plan": plan, "schedule": schedule, "seed": seed, "progress": progress}
             return run_by_calls(session, f, inputs, params, on_epoch=on_epoch, **options)
-        rule, others = rule or BSP(), "local"
-    if rule != "local" and not isinstance(rule, Rule):
-        raise TypeError(f"rule is {rule!r}; expected a rule of synkhronos.rules, or 'local'")
+        others = "local"
     saved = None if resume is None else Saved(resume)
     options = {"size": size, "schedule": schedule or {}, "seed": seed, "others": others, "saved": saved}
     return _Loop(session, f, inputs, params, rule, **options).run(plan, on_epoch, progress)
@@ -204,6 +209,11 @@ def _ranks_of_a_step(session: Session, f: Function, inputs: Any, rule: Rule) -> 
     if session.is_on_one_node or rule.engine != "average" or averages_within_nodes(rule) or callable(inputs):
         return None
     return "node" if makes_exact_steps(f) else None
+
+
+def _uses_losses(rule: Rule) -> bool:
+    """Return whether a rule gets the mean loss of each epoch."""
+    return isinstance(rule, Average) and type(rule).on_epoch is not Average.on_epoch
 
 
 class _Loop:
@@ -236,12 +246,6 @@ class _Loop:
                 f"{name} needs a function of synkhronos.function without exact=True; got {f!r}. With exact=True, it "
                 "needs a session on several nodes, averages between nodes alone, and arrays as inputs"
             )
-        if others not in _OF_OTHERS:
-            raise ValueError(f"others is {others!r}; expected one of {_OF_OTHERS}")
-        if rule.engine != "average" and others != "local":
-            raise ValueError(
-                f"others is {others!r}, and with {rule!r} ranks do not wait for each other; use others='local'"
-            )
         rule.check(min(session.sizes) if rule.engine == "centre" else session.n_ranks)
         self._session, self._size, self._seed = session, size, seed
         self._key = next(_numbers)
@@ -258,6 +262,8 @@ class _Loop:
             raise TypeError(
                 f"{f!r} has outputs with the ops {self._modes}; expected None or one of {', '.join(COMBINE)}"
             )
+        if _uses_losses(rule) and not self._modes:
+            raise TypeError(f"{rule!r} got {f!r} without outputs; expected the loss as the first output")
         self._batches = cloudpickle.dumps(inputs) if callable(inputs) else None
         self._data = [] if callable(inputs) else self._arrays(inputs)
         self._n_rows = None if callable(inputs) else length_of(self._data)
@@ -272,6 +278,9 @@ class _Loop:
             if _graph.is_tensor_variable(var) and np.dtype(var.dtype).kind in "biu" and not is_random_state(var)
         ]
         self._changed = [*variables, *rest]
+        nested = [var for var in self._changed if session.replica_check.is_in_loop(var)]
+        if nested:
+            raise SessionError(f"loop: {nested[0]} is in another loop; expected a call after its end, not in on_epoch")
         self._saved_keys = session.keys(self._changed)
         own = f._graph.own_states if self._together == "node" and isinstance(f, ExactFunction) else self._changed
         self._streams = [var for var in self._changed if is_random_state(var) and not any(var is one for one in own)]
@@ -500,7 +509,7 @@ class _Loop:
         if n_rows is not None:
             order = shuffled(n_rows, n_batches * self._size, self._seed, run.epoch).reshape(n_batches, -1)
         mean_loss = None
-        if run.epoch and isinstance(self._rule, Average) and type(self._rule).on_epoch is not Average.on_epoch:
+        if run.epoch and _uses_losses(self._rule):
             mean_loss = run._mean_loss(min(run.steps) - in_epoch)
         n_bytes = sum(_graph.get_array(var).nbytes for var in (*self._variables, *self._others))
         n_barriers = 64 + 2 * n_bytes // _LEAST_PIECE  # of a step

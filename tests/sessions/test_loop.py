@@ -518,6 +518,7 @@ def test_what_is_refused(two):
     exact = synk.function([x], x.mean(), exact=True)
     vector = synk.function([x], (x, "gather"))
     collective = synk.function([x], synk.averaged(x.mean()))
+    silent = synk.function([x], updates=[(regression.w, regression.w + x.sum())])
     good = {"params": w, "batch_size": 2, "epochs": 1, "rule": rule}
     for bad, error, match in [
         ({"epochs": None}, TypeError, "epochs=None and steps=None"),
@@ -526,11 +527,16 @@ def test_what_is_refused(two):
         ({"batch_size": 1.5}, ValueError, "batch_size is 1.5"),
         ({"rule": "easgd"}, TypeError, "expected a rule of synkhronos.rules, or 'local'"),
         ({"rule": rules.EASGD(beta=3.0)}, ValueError, "beta is 3.0 with 2 ranks"),
-        ({"params": []}, ValueError, "shared_vars is empty"),
+        ({"params": []}, ValueError, "loop: got no variables"),
+        ({"params": [*w, *w]}, ValueError, "loop: got a variable twice"),
+        ({"others": "mean", "rule": None}, ValueError, "others is 'mean'"),
+        ({"others": "reset", "rule": rules.BSP()}, ValueError, r"with BSP\(\), which has no averages"),
+        ({"f": silent, "inputs": [np.ones(4)], "rule": rules.DASO()}, TypeError, "expected the loss"),
+        ({"on_epoch": lambda run: synk.loop(f, data, **good)}, synk.SessionError, "w is in another loop"),
         ({"params": [1]}, TypeError, "shared variables"),
         ({"others": "mean"}, ValueError, "others is 'mean'"),
         ({"schedule": {"rate": 1.0}}, TypeError, "unknown"),
-        ({"others": "average", "rule": rules.EASGD()}, ValueError, "do not wait"),
+        ({"others": "average", "rule": rules.EASGD()}, ValueError, "has no averages"),
         ({"inputs": [synk.data(np.zeros((4, 3), "float32")), *data[1:]]}, TypeError, "expected float64 data"),
         ({"f": exact}, TypeError, "without exact=True"),
         ({"rule": None}, TypeError, "on each rank alone"),
