@@ -29,9 +29,11 @@ from synkhronos._api.run import (
     bar_of,
     combined,
     delayed,
+    goes_on,
     length_of,
     makes_exact_steps,
     positive,
+    read,
     run_by_calls,
     shuffled,
     states_of_ranks,
@@ -121,7 +123,8 @@ def loop(
     others : str
         Treatment of other variables of floating-point numbers that the function updates, such as those of an update
         rule. ``"local"``: exchanges do not change them. ``"average"`` and ``"reset"``: each exchange averages them, or
-        resets them to their values at the start; with averages only. At the end of the loop, they are averaged.
+        resets them to their values at the start; with averages only. At the end of the loop, they are averaged, and
+        variables of integers have the controller's values.
     resume : dict of arrays, optional
         What `Run.state` returned in ``on_epoch`` of another loop with equal arguments, or what
         `synkhronos.extensions.checkpoint.load_run` returns. The loop continues from there: on as many ranks, with equal
@@ -164,15 +167,20 @@ def loop(
         raise TypeError(f"got epochs={epochs} and steps={steps}; expected one of them")
     size = positive("batch_size", batch_size)
     plan = Length(positive("epochs", epochs), positive("steps", steps))
-    if rule is None or isinstance(rule, BSP) or (rule == "local" and session.is_on_one_node):
+    rule = BSP() if rule is None else rule
+    if rule != "local" and not isinstance(rule, Rule):
+        raise TypeError(f"rule is {rule!r}; expected a rule of synkhronos.rules, or 'local'")
+    if others not in _OF_OTHERS:
+        raise ValueError(f"others is {others!r}; expected one of {_OF_OTHERS}")
+    if others != "local" and rule != "local" and rule.engine != "average":
+        raise ValueError(f"others is {others!r} with {rule!r}, which has no averages; use others='local'")
+    if isinstance(rule, BSP) or (rule == "local" and session.is_on_one_node):
         if not _steps_together(f, inputs, params):
             if resume is not None:
                 raise TypeError(f"resume got {f!r}; {ONE_COMMAND}")
             options = {"size": size, "plan": plan, "schedule": schedule, "seed": seed, "progress": progress}
             return run_by_calls(session, f, inputs, params, on_epoch=on_epoch, **options)
-        rule, others = rule or BSP(), "local"
-    if rule != "local" and not isinstance(rule, Rule):
-        raise TypeError(f"rule is {rule!r}; expected a rule of synkhronos.rules, or 'local'")
+        others = "local"
     saved = None if resume is None else Saved(resume)
     options = {"size": size, "schedule": schedule or {}, "seed": seed, "others": others, "saved": saved}
     return _Loop(session, f, inputs, params, rule, **options).run(plan, on_epoch, progress)
@@ -191,9 +199,7 @@ def inputs_of_loop(f: Any, inputs: Sequence[Any], params: Sequence[Any]) -> Sequ
 
 
 def _in_shared_memory(inputs: Sequence[Any], variables: Sequence[Any]) -> list[Data]:
-    known = (Data, np.ndarray, list, tuple)  # others, such as datasets of h5py, are read here
-    values = [one if isinstance(one, known) else np.asarray(one) for one in inputs]
-    return [one if isinstance(one, Data) else data(one, var) for one, var in zip(values, variables)]
+    return [one if isinstance(one, Data) else data(one, var) for one, var in zip(read(inputs), variables)]
 
 
 def _ranks_of_a_step(session: Session, f: Function, inputs: Any, rule: Rule) -> str | None:
@@ -203,6 +209,11 @@ def _ranks_of_a_step(session: Session, f: Function, inputs: Any, rule: Rule) -> 
     if session.is_on_one_node or rule.engine != "average" or averages_within_nodes(rule) or callable(inputs):
         return None
     return "node" if makes_exact_steps(f) else None
+
+
+def _uses_losses(rule: Rule) -> bool:
+    """Return whether a rule gets the mean loss of each epoch."""
+    return isinstance(rule, Average) and type(rule).on_epoch is not Average.on_epoch
 
 
 class _Loop:
@@ -235,12 +246,6 @@ class _Loop:
                 f"{name} needs a function of synkhronos.function without exact=True; got {f!r}. With exact=True, it "
                 "needs a session on several nodes, averages between nodes alone, and arrays as inputs"
             )
-        if others not in _OF_OTHERS:
-            raise ValueError(f"others is {others!r}; expected one of {_OF_OTHERS}")
-        if rule.engine != "average" and others != "local":
-            raise ValueError(
-                f"others is {others!r}, and with {rule!r} ranks do not wait for each other; use others='local'"
-            )
         rule.check(min(session.sizes) if rule.engine == "centre" else session.n_ranks)
         self._session, self._size, self._seed = session, size, seed
         self._key = next(_numbers)
@@ -257,6 +262,8 @@ class _Loop:
             raise TypeError(
                 f"{f!r} has outputs with the ops {self._modes}; expected None or one of {', '.join(COMBINE)}"
             )
+        if _uses_losses(rule) and not self._modes:
+            raise TypeError(f"{rule!r} got {f!r} without outputs; expected the loss as the first output")
         self._batches = cloudpickle.dumps(inputs) if callable(inputs) else None
         self._data = [] if callable(inputs) else self._arrays(inputs)
         self._n_rows = None if callable(inputs) else length_of(self._data)
@@ -265,7 +272,15 @@ class _Loop:
         updated = _graph.updated_variables(session.replica.functions[self._function])
         rest = [var for var in updated if not any(var is one for one in variables)]
         self._others = [var for var in rest if _graph.is_tensor_variable(var) and np.dtype(var.dtype).kind == "f"]
+        self._integers = [
+            var
+            for var in rest
+            if _graph.is_tensor_variable(var) and np.dtype(var.dtype).kind in "biu" and not is_random_state(var)
+        ]
         self._changed = [*variables, *rest]
+        nested = [var for var in self._changed if session.replica_check.is_in_loop(var)]
+        if nested:
+            raise SessionError(f"loop: {nested[0]} is in another loop; expected a call after its end, not in on_epoch")
         self._saved_keys = session.keys(self._changed)
         own = f._graph.own_states if self._together == "node" and isinstance(f, ExactFunction) else self._changed
         self._streams = [var for var in self._changed if is_random_state(var) and not any(var is one for one in own)]
@@ -295,6 +310,11 @@ class _Loop:
             if isinstance(one, Data) and (one.dtype != np.dtype(var.dtype) or one.ndim != var.ndim):
                 raise TypeError(f"got {one!r} for {var}; expected {var.dtype} data of {var.ndim} dimensions")
         return _in_shared_memory(given, self._scattered)
+
+    def _check_length(self) -> None:
+        """Check that the program has not changed the number of rows."""
+        if self._n_rows is not None and length_of(self._data) != self._n_rows:
+            raise ValueError(f"on_epoch: data got {len(self._data[0])} rows; expected {self._n_rows} as before")
 
     def _variables_of(self) -> list[Any]:
         """Return the shared variables of the function."""
@@ -337,11 +357,11 @@ class _Loop:
                 self._make_epoch(run, n_steps, in_epoch)
                 run.epoch, self._last = run.epoch + 1, n_steps
                 try:
-                    goes_on = on_epoch is None or on_epoch(run) is not False
+                    if not goes_on(on_epoch, run):
+                        break
+                    self._check_length()
                 except Exception as error:
                     raise _OfProgram from error
-                if not goes_on:
-                    break
             self._end(run)
         except _OfProgram as error:
             assert error.__cause__ is not None
@@ -380,6 +400,8 @@ class _Loop:
                     broadcast([var for var, _ in self._shared])
                 if self._together == "all" and drop:  # some ranks may have made one step less
                     broadcast([*self._variables, *self._others])
+                if self._integers and (drop or self._together != "all"):  # such as numbers of steps
+                    broadcast(self._integers)
                 session.replica_check.note_parts([*self._variables, *self._others], are_parts=False)
             finally:
                 self._discard(is_whole=not drop)
@@ -487,7 +509,7 @@ class _Loop:
         if n_rows is not None:
             order = shuffled(n_rows, n_batches * self._size, self._seed, run.epoch).reshape(n_batches, -1)
         mean_loss = None
-        if run.epoch and isinstance(self._rule, Average) and type(self._rule).on_epoch is not Average.on_epoch:
+        if run.epoch and _uses_losses(self._rule):
             mean_loss = run._mean_loss(min(run.steps) - in_epoch)
         n_bytes = sum(_graph.get_array(var).nbytes for var in (*self._variables, *self._others))
         n_barriers = 64 + 2 * n_bytes // _LEAST_PIECE  # of a step
@@ -514,8 +536,11 @@ class _Loop:
         """Have the ranks make steps; return their records."""
         session = self._session
         steps = range(step, step + n_batches // session.n_ranks)
-        inputs = [values_at(given, steps, var.dtype) for var, given in self._inputs]
-        shared = [values_at(given, steps, var.dtype) for var, given in self._shared]
+        try:
+            inputs = [values_at(given, steps, var) for var, given in self._inputs]
+            shared = [values_at(given, steps, var) for var, given in self._shared]
+        except Exception as error:
+            raise _OfProgram from error
         with session.lock:  # so that another thread does not use the staging memory
             refs = session.stage([order, *inputs, *shared])
             n_inputs = 1 + len(inputs)
@@ -548,4 +573,4 @@ class _Loop:
 
 
 class _OfProgram(Exception):
-    """An exception of the program's `on_epoch`, which is the cause."""
+    """An exception of the program's `on_epoch` or `schedule`, or of data that it has changed, which is the cause."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from synkhronos import _graph
 from synkhronos._api.collectives import broadcast
+from synkhronos._api.data_arrays import Data
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
 from synkhronos._rank import STATE_PART, Records, SaveLoop, unpack
@@ -76,9 +77,25 @@ def length_of(arrays: Sequence[Any]) -> int:
     return lengths[0]
 
 
-def values_at(given: Any, steps: range, dtype: Any) -> np.ndarray:
+def read(inputs: Sequence[Any]) -> list[Any]:
+    """Return inputs, of which those that are not in memory, such as datasets of h5py, are read."""
+    return [one if isinstance(one, (Data, np.ndarray, list, tuple)) else np.asarray(one) for one in inputs]
+
+
+def goes_on(on_epoch: Callable[[Run], Any] | None, run: Run) -> bool:
+    """Call the program's function after an epoch, and return whether the training goes on."""
+    found = None if on_epoch is None else on_epoch(run)
+    return bool(found) or not isinstance(found, (bool, np.bool_))  # comparisons with `run.losses` return np.bool_
+
+
+def values_at(given: Any, steps: range, var: Any) -> np.ndarray:
     """Return the values of a scheduled input or variable at some steps; a single one if it is constant."""
-    return np.asarray([given(step) for step in steps] if callable(given) else [given], dtype)
+    values = [given(step) for step in steps] if callable(given) else [given]
+    found, dtype = np.asarray(values), np.dtype(var.dtype)
+    are_integers = found.dtype.kind in "iu" and dtype.kind in "iu"
+    if values and not (found.dtype.kind in "biufc" and (are_integers or np.can_cast(found.dtype, dtype, "same_kind"))):
+        raise TypeError(f"schedule of {var} got values of dtype {found.dtype}; expected {dtype}")
+    return np.asarray(values, dtype)
 
 
 def combined(
@@ -468,7 +485,7 @@ def run_by_calls(
             f"{f!r} updates variables on each rank alone; build it with exact=True or with collectives, or pass a rule "
             "such as rules.LocalSGD(every=1)"
         )
-    inputs, n_ranks, step = list(inputs), session.n_ranks, itertools.count()
+    inputs, n_ranks, step = read(inputs), session.n_ranks, itertools.count()
     by_name = {var.name: var for var in (f.get_shared() if isinstance(f, Function) else ()) if var.name}
     given = {by_name.get(key, key) if isinstance(key, str) else key: one for key, one in (schedule or {}).items()}
     shared = {var: one for var, one in given.items() if _graph.is_shared_variable(var)}
@@ -493,7 +510,7 @@ def run_by_calls(
                 run._add([Records([row], 0, [], 0.0, 0, [])] * n_ranks)
                 work.done += 1
             run.epoch += 1
-            if on_epoch is not None and on_epoch(run) is False:
+            if not goes_on(on_epoch, run):
                 break
     except KeyboardInterrupt:
         if session.broken:

@@ -30,7 +30,7 @@ def start(function: str, shared_vars: Any, to_set: bool = False) -> tuple[Sessio
     session = current(function)
     variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
     if not variables:
-        raise ValueError(f"{function}: shared_vars is empty; expected at least one shared variable")
+        raise ValueError(f"{function}: got no variables; expected at least one shared variable")
     key_of = session.replica.variables.key
     for var in variables:
         if not _graph.is_shared_variable(var) or not _graph.is_tensor_variable(var):
@@ -43,7 +43,7 @@ def start(function: str, shared_vars: Any, to_set: bool = False) -> tuple[Sessio
                     "synkhronos.function first, so that the variable exists on every rank"
                 )
     if len(set(variables)) < len(variables):
-        raise ValueError(f"{function}: shared_vars has a variable twice: {variables}; name it once")
+        raise ValueError(f"{function}: got a variable twice: {variables}; name it once")
     unknown = [var for var in variables if key_of(var) is None] if to_set else []
     if unknown:
         session.distribute_variables(unknown)

@@ -88,8 +88,12 @@ class Parameters:
         try:
             yield
         except Exception as error:
-            if not isinstance(error, SynkhronosError) and interrupt_behind(error) is None:
-                error.args = (f"{type(error).__name__} in the rule {self.rule!r} after step {self.n_steps}: {error}",)
+            if isinstance(error, SynkhronosError) or interrupt_behind(error) is not None:
+                raise
+            message = f"{type(error).__name__} in the rule {self.rule!r} after step {self.n_steps}: {error}"
+            if type(error).__str__ not in (BaseException.__str__, KeyError.__str__):  # it may not show its `args`
+                raise RuntimeError(message) from error
+            error.args = (message,)
             raise
 
     def split(self, x: np.ndarray) -> list[np.ndarray]:

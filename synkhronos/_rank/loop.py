@@ -312,10 +312,12 @@ class Ahead:
         self._next = Background(self._prepare, "batches", daemon=True)
         self._next.start()
 
-    def _prepare(self) -> Any:
+    def _prepare(self) -> list[Any] | None:
         if self._items is None:
             self._items = iter(self._make())
-        return next(self._items, None)
+        item = next(self._items, None)
+        # copied, because the program may fill the same arrays again while the step uses them
+        return None if item is None else [np.array(one) if isinstance(one, np.ndarray) else one for one in item]
 
     def next(self, step: int) -> list[Any] | None:
         """Return the next item as a list; ``None`` if there is none.
@@ -334,4 +336,4 @@ class Ahead:
             if deadline.is_over():
                 raise TimeoutError(f"batches(...) returned no item for step {step} within {self._seconds} seconds")
         item, self._next = self._next.outcome(), None
-        return item if item is None or isinstance(item, list) else list(item)
+        return item

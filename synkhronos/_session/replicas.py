@@ -355,6 +355,10 @@ class ReplicaCheck:
         for var in variables:
             (self._in_loops.add if begins else self._in_loops.discard)(var.container)
 
+    def is_in_loop(self, var: Any) -> bool:
+        """Return whether a training loop changes a variable on each rank at the moment."""
+        return var.container in self._in_loops
+
     def is_data(self, var: Any) -> bool:
         """Return whether a variable holds data, of which each rank may have its own rows."""
         return var.container in self._data

@@ -138,8 +138,8 @@ class Loops:
             The data of all ranks. Lists if the variables were lists. A callable as `x_data` makes the batches; see
             `synkhronos.loop`.
         **options
-            ``batch_size``, ``epochs`` or ``steps``, ``schedule``, ``on_epoch``, ``seed`` and ``others`` of
-            `synkhronos.loop`. The hyperparameters are values of ``schedule``, by name.
+            ``batch_size``, ``epochs`` or ``steps``, ``schedule``, ``on_epoch``, ``seed``, ``others``, ``resume`` and
+            ``progress`` of `synkhronos.loop`. The hyperparameters are values of ``schedule``, by name.
 
         Returns
         -------

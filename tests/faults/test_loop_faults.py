@@ -252,6 +252,11 @@ def test_errors_of_a_rule_name_it_and_the_step(session):
     assert synk.loop(f, [np.ones(100)], params=[w], batch_size=1, steps=2, rule=rules.LocalSGD(every=2)).steps
 
 
+class Reads(rules.Average):
+    def after(self, x, sent, received, age, state):
+        raise FileNotFoundError(2, "no such file")
+
+
 class TooShort(rules.Average):
     def after(self, x, sent, received, age, state):
         return received[1:]
@@ -265,11 +270,13 @@ class NoState(rules.Centre):
         return x, centre
 
 
-def test_what_a_rule_returns_is_checked(session):
+def test_what_a_rule_returns_or_raises_is_reported(session):
     w, x = theano.shared(np.zeros(3), "w"), T.vector("x", "float64")
     f = synk.function([x], x.sum(), updates=[(w, w + 1)])
     with pytest.raises(synk.WorkerError, match=r"rule TooShort.* after step 2: .*shape \(2,\); expected \(3,\)"):
         synk.loop(f, [np.ones(100)], params=[w], batch_size=1, steps=8, rule=TooShort(every=2))
+    with pytest.raises(synk.WorkerError, match=r"FileNotFoundError in the rule Reads.* after step 2: .*no such file"):
+        synk.loop(f, [np.ones(100)], params=[w], batch_size=1, steps=8, rule=Reads(every=2))
     with pytest.raises(synk.WorkerError, match=r"rule NoState.* after step 0: .*no state"):
         synk.loop(f, [np.ones(100)], params=[w], batch_size=1, steps=8, rule=NoState(every=2))
     seen = []
@@ -291,8 +298,9 @@ def test_a_loop_that_cannot_begin(session):
     arguments = {"params": [w], "batch_size": 1, "epochs": 1}
     with pytest.raises(ValueError, match="not to be pickled"):
         synk.loop(f, [np.ones(9)], rule=Unpicklable(every=2), schedule={"rate": 1.0}, **arguments)
-    with pytest.raises(ValueError, match="could not convert"):
-        synk.loop(f, [np.ones(9)], rule=rules.EASGD(), schedule={"rate": "fast"}, **arguments)
+    for nonsense in ("fast", "0.1", None, 1j):
+        with pytest.raises(TypeError, match=r"schedule of rate got values of dtype .*; expected float64"):
+            synk.loop(f, [np.ones(9)], rule=rules.EASGD(), schedule={"rate": nonsense}, **arguments)
     run = synk.loop(f, [np.ones(9)], rule=rules.EASGD(), schedule={"rate": 1.0}, **arguments)
     assert sum(run.steps) >= 9
 
@@ -341,6 +349,14 @@ def test_errors_of_on_epoch_and_of_batches(session):
     for rank in range(session):
         np.testing.assert_array_equal(synk.get_value(rank, w), [4.0, 4.0])  # the loop has ended as it should
 
+    for changed in ([1.0], np.ones(8 * session)):
+        kept = synk.data(np.ones(4 * session))
+        synk.broadcast(w, np.zeros(2))
+        with pytest.raises(ValueError, match=rf"{len(changed)} rows; expected {4 * session} as before"):
+            options = {"params": [w], "batch_size": 1, "epochs": 3, "rule": rule}
+            synk.loop(f, [kept], on_epoch=lambda run, new=changed, kept=kept: kept.set_value(new), **options)
+        assert all((synk.get_value(rank, w) == 4).all() for rank in range(session))
+
     def three(rank, n_ranks, epoch, rng):
         for _ in range(3):
             yield [np.ones(1)]
@@ -355,6 +371,24 @@ def test_errors_of_on_epoch_and_of_batches(session):
     with pytest.raises(synk.WorkerError, match="the file is gone"):
         synk.loop(f, fails, params=[w], batch_size=1, steps=9, rule=rule)
     assert synk.loop(f, [np.ones(4)], params=[w], batch_size=1, steps=2, rule=rule).steps == [2] * session
+
+
+def test_errors_of_a_schedule_end_the_loop_with_equal_parameters(session):
+    w, x, count = theano.shared(np.zeros(2), "w"), T.vector("x", "float64"), T.iscalar("count")
+    f = synk.function([x], x.sum() + count, bcast_inputs=[count], updates=[(w, w + x.mean())])
+    options = {"params": [w], "batch_size": 1, "epochs": 3, "rule": rules.LocalSGD(every=50)}
+
+    def fails(step):
+        if step >= 4:
+            raise KeyError("no rate")
+        return np.int64(step)
+
+    for schedule, error in ((fails, KeyError), (lambda step: step if step < 4 else 0.5, TypeError)):
+        synk.broadcast(w, np.zeros(2))
+        with pytest.raises(error):
+            synk.loop(f, [np.arange(4.0 * session)], schedule={"count": schedule}, **options)
+        values = [synk.get_value(rank, w) for rank in range(session)]
+        np.testing.assert_allclose(values, np.full((session, 2), (4 * session - 1) / 2 * 4), rtol=1e-12)
 
 
 def test_the_timeout_limits_a_step_and_not_the_loop():

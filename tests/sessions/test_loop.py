@@ -245,6 +245,17 @@ def two(synchronize):
     return synchronize(2)
 
 
+def test_inputs_that_are_not_in_memory_are_read_once(two):
+    read = []
+    dataset = type(
+        "Dataset", (), {"__len__": lambda self: 8, "__array__": lambda *_, **__: read.append(1) or np.ones(8)}
+    )
+    x = T.vector("x", "float64")
+    exact = synk.function([x], x.mean(), exact=True)
+    assert synk.loop(exact, [dataset()], batch_size=2, epochs=2).steps == [4, 4]
+    assert len(read) == 1  # and not in each step
+
+
 def test_schedules_of_inputs_and_of_shared_variables(session):
     w, rate = theano.shared(np.zeros(2), "w"), theano.shared(0.0, "rate")
     x, decay, offset = T.vector("x", "float64"), T.scalar("decay", "float64"), T.scalar("offset", "float64")
@@ -281,6 +292,16 @@ def test_on_epoch_sees_the_mean_moves_no_rank_and_ends_the_loop(session):
     assert run.epoch == 3 and len(seen) == 3 and "3 epochs" in repr(run)
     np.testing.assert_array_equal(run.params[0], undisturbed.params[0])
     np.testing.assert_array_equal(run.params[0], seen[-1])
+
+
+def test_a_comparison_with_the_losses_ends_the_training(two):
+    w, x = theano.shared(0.0, "w"), T.vector("x", "float64")
+    step = synk.function([x], w + synk.averaged(x.mean()), updates=[(w, w - 1)])
+    alone = synk.function([x], w + x.mean(), updates=[(w, w - 1)])
+    options = {"params": [w], "batch_size": 1, "epochs": 4, "on_epoch": lambda run: run.losses[-1] > 0.5}
+    for f, rule in ((step, None), (lambda x, batch: step(x, batch=batch), None), (alone, rules.LocalSGD(every=1))):
+        synk.broadcast(w, 2.0)
+        assert synk.loop(f, [np.zeros(2)], rule=rule, **options).epoch == 3
 
 
 def test_long_epochs_are_divided_into_commands(session, monkeypatch):
@@ -341,12 +362,38 @@ def test_constants_names_and_ends_of_batches(session):
     assert [float(one) for one in synk.gather(rate)] == [2.0] * session
 
 
+@pytest.mark.parametrize("rule", [rules.LocalSGD(every=2), rules.EASGD(every=2)])
+def test_batches_may_reuse_an_array(session, rule):
+    w, x = theano.shared(np.zeros(1), "w"), T.vector("x", "float64")
+    step = synk.function([x], x.sum(), updates=[(w, w + 1)])
+
+    def batches(rank, n_ranks, epoch, rng):
+        buffer = np.zeros(200_000)
+        for number in range(60):
+            buffer[:] = number
+            yield [buffer]
+
+    run = synk.loop(step, batches, params=[w], batch_size=1, steps=20, rule=rule)
+    for outputs in run.outputs:
+        np.testing.assert_array_equal(outputs[:, 0], np.arange(len(outputs)) * 200_000.0)
+
+
 def test_losses_of_nan_and_batches_of_more_rows_than_there_are(session):
     w, x = theano.shared(np.zeros(2), "w"), T.vector("x", "float64")
     step = synk.function([x], x.sum(), updates=[(w, w + 1)])
     run = synk.loop(step, [np.full(3, np.nan)], params=[w], batch_size=100, epochs=2, rule=rules.LocalSGD(every=1))
     assert run.steps == [2] * session
     assert np.isnan(run.losses).all()
+
+
+@pytest.mark.parametrize("rule", [rules.EASGD(every=2), rules.GoSGD(probability=0.5), rules.LocalSGD(every=2)])
+def test_integers_are_equal_at_the_end(session, rule):
+    w, total = theano.shared(0.0, "w"), theano.shared(np.int64(0), "total")
+    x = T.vector("x", "int64")
+    step = synk.function([x], w + x.sum(), updates=[(w, w + 1), (total, total + x.sum())])
+    synk.loop(step, [np.arange(1, 31)], params=[w], batch_size=2, epochs=2, rule=rule)
+    assert len(set(synk.gather(total).tolist())) == 1
+    assert synk.check_replicas() == {}
 
 
 @pytest.mark.parametrize("others", ["local", "average", "reset"])
@@ -471,6 +518,7 @@ def test_what_is_refused(two):
     exact = synk.function([x], x.mean(), exact=True)
     vector = synk.function([x], (x, "gather"))
     collective = synk.function([x], synk.averaged(x.mean()))
+    silent = synk.function([x], updates=[(regression.w, regression.w + x.sum())])
     good = {"params": w, "batch_size": 2, "epochs": 1, "rule": rule}
     for bad, error, match in [
         ({"epochs": None}, TypeError, "epochs=None and steps=None"),
@@ -479,11 +527,16 @@ def test_what_is_refused(two):
         ({"batch_size": 1.5}, ValueError, "batch_size is 1.5"),
         ({"rule": "easgd"}, TypeError, "expected a rule of synkhronos.rules, or 'local'"),
         ({"rule": rules.EASGD(beta=3.0)}, ValueError, "beta is 3.0 with 2 ranks"),
-        ({"params": []}, ValueError, "shared_vars is empty"),
+        ({"params": []}, ValueError, "loop: got no variables"),
+        ({"params": [*w, *w]}, ValueError, "loop: got a variable twice"),
+        ({"others": "mean", "rule": None}, ValueError, "others is 'mean'"),
+        ({"others": "reset", "rule": rules.BSP()}, ValueError, r"with BSP\(\), which has no averages"),
+        ({"f": silent, "inputs": [np.ones(4)], "rule": rules.DASO()}, TypeError, "expected the loss"),
+        ({"on_epoch": lambda run: synk.loop(f, data, **good)}, synk.SessionError, "w is in another loop"),
         ({"params": [1]}, TypeError, "shared variables"),
         ({"others": "mean"}, ValueError, "others is 'mean'"),
         ({"schedule": {"rate": 1.0}}, TypeError, "unknown"),
-        ({"others": "average", "rule": rules.EASGD()}, ValueError, "do not wait"),
+        ({"others": "average", "rule": rules.EASGD()}, ValueError, "has no averages"),
         ({"inputs": [synk.data(np.zeros((4, 3), "float32")), *data[1:]]}, TypeError, "expected float64 data"),
         ({"f": exact}, TypeError, "without exact=True"),
         ({"rule": None}, TypeError, "on each rank alone"),
