@@ -85,7 +85,7 @@ def read(inputs: Sequence[Any]) -> list[Any]:
 def goes_on(on_epoch: Callable[[Run], Any] | None, run: Run) -> bool:
     """Call the program's function after an epoch, and return whether the training goes on."""
     found = None if on_epoch is None else on_epoch(run)
-    return bool(found) or not isinstance(found, (bool, np.bool_))  # comparisons with `run.losses` return np.bool_
+    return not isinstance(found, (bool, np.bool_)) or bool(found)  # comparisons with `run.losses` return np.bool_
 
 
 def values_at(given: Any, steps: range, var: Any) -> np.ndarray:

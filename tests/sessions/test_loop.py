@@ -302,6 +302,7 @@ def test_a_comparison_with_the_losses_ends_the_training(two):
     for f, rule in ((step, None), (lambda x, batch: step(x, batch=batch), None), (alone, rules.LocalSGD(every=1))):
         synk.broadcast(w, 2.0)
         assert synk.loop(f, [np.zeros(2)], rule=rule, **options).epoch == 3
+        assert synk.loop(f, [np.zeros(2)], rule=rule, **{**options, "on_epoch": lambda run: run.losses}).epoch == 4
 
 
 def test_long_epochs_are_divided_into_commands(session, monkeypatch):
