@@ -17,7 +17,7 @@ from pymc.sampling import mcmc  # noqa: E402
 from pymc.smc import sampling  # noqa: E402
 
 import synkhronos as synk  # noqa: E402
-from synkhronos.extensions.pymc import parallel  # noqa: E402
+from synkhronos.extensions.pymc import parallel, report  # noqa: E402
 
 N = 70
 #: Hardly optimized and not compiled, because the mode does not affect these tests.
@@ -155,6 +155,12 @@ def test_an_interrupt_ends_the_chains_of_its_thread(synchronize, monkeypatch):
         other.start()
         other.join()
     assert drawn == [[0, 1]]
+
+
+def test_report_on_a_model_with_discrete_parameters(synchronize, capfd):
+    synchronize(2)
+    report(model_of(discrete))
+    assert capfd.readouterr().out.startswith(f"log-probability and gradient of 1 parameters; {N} rows on 2 ranks\n")
 
 
 CALLS = {}

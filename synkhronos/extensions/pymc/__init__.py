@@ -127,11 +127,11 @@ def report(model: Any, rows: int | None = None) -> None:
 
     with parallel(model, rows):
         made = model.logp_dlogp_function(ravel_inputs=True)
-    made.set_extra_values({})
     function = made._pytensor_function
     if not isinstance(function, ModelFunction):
         return
-    point = DictToArrayBijection.map(model.initial_point()).data
+    start = model.initial_point()
+    point = DictToArrayBijection.map({one.name: start[one.name] for one in model.continuous_value_vars}).data
     calls: list[Callable[[Any], Any]] = [function, function.as_theano]
     times: list[list[float]] = [[], []]
     for _ in range(_PAIRS):
