@@ -243,8 +243,11 @@ OWN_MODEL = """
     with pm.Model() as fixed, synk.session(2):
         pm.Normal("z")
         pm.Normal("y", 0, 1, observed=x[:80, 0])
+        sample, cores = nutpie.sample, []
+        nutpie.sample = lambda *args, **kwargs: cores.append(kwargs["cores"]) or sample(*args, **kwargs)
         with parallel(fixed):
-            assert nutpie.sample(nutpie.compile_pymc_model(fixed), **settings).posterior["z"].shape == (3, 20)
+            drawn = pm.sample(20, tune=20, chains=3, cores=2, nuts_sampler="nutpie", progressbar=False)
+        assert drawn.posterior["z"].shape == (3, 20) and cores == [2]
         print("fixed")
 """
 

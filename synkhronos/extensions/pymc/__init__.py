@@ -150,16 +150,24 @@ def report(model: Any, rows: int | None = None) -> None:
 
 @contextlib.contextmanager
 def _chains_in_turn() -> Iterator[None]:
-    """Have PyMC's samplers sample one chain after the other in a ``with`` block, in this process, until Ctrl-C."""
+    """Have PyMC's samplers sample one chain after the other in a ``with`` block, in this process, until Ctrl-C.
+
+    Samplers of other packages, such as nutpie, get the number of cores that the program requests.
+    """
     from pymc.sampling import mcmc
     from pymc.smc import sampling
 
-    plain, plain_draws = mcmc.setup_cores_blas_cores, mcmc._iter_sample
+    plain, plain_draws, plain_others = mcmc.setup_cores_blas_cores, mcmc._iter_sample, mcmc._sample_external_nuts
     interrupted: set[int] = set()  # threads
+    n_cores: dict[int, int] = {}  # requested in a thread
 
     def setup(blas_cores: Any, chains: int, cores: int, *others: Any, **named: Any) -> tuple[Any, int, Any]:
+        n_cores[threading.get_ident()] = min(chains, cores)
         _, _, n_threads = plain(blas_cores, chains, cores, *others, **named)
         return contextlib.nullcontext, 1, n_threads  # the ranks limit the threads of BLAS themselves
+
+    def sample_by_others(*args: Any, **named: Any) -> Any:
+        return plain_others(*args, **{**named, "cores": n_cores[threading.get_ident()]})
 
     def draws(*, chain: int = 0, **named: Any) -> Iterator[Any]:
         """Draw, and end all chains at Ctrl-C; PyMC ends the current one alone, if chains follow each other."""
@@ -176,6 +184,7 @@ def _chains_in_turn() -> Iterator[None]:
 
     with contextlib.ExitStack() as ending:
         ending.enter_context(replaced(mcmc, "_iter_sample", draws))
+        ending.enter_context(replaced(mcmc, "_sample_external_nuts", sample_by_others))
         for module in (mcmc, sampling):
             ending.enter_context(replaced(module, "setup_cores_blas_cores", setup))
         yield
