@@ -12,6 +12,7 @@ from backend import T, theano
 
 pm = pytest.importorskip("pymc", reason="PyMC is not installed")
 
+import arviz as az  # noqa: E402
 import xarray as xr  # noqa: E402
 from pymc.sampling import mcmc  # noqa: E402
 from pymc.smc import sampling  # noqa: E402
@@ -72,14 +73,14 @@ def point_of(model):
     return {k: v + 0.1 * rng.normal(size=v.shape) if v.dtype.kind == "f" else v for k, v in start.items()}
 
 
-def posterior():
+def posterior(n=3):
     rng = np.random.default_rng(5)
     values = {
-        "a": (("chain", "draw", "group"), rng.normal(size=(1, 3, 4))),
-        "b": (("chain", "draw"), rng.normal(size=(1, 3))),
-        "s": (("chain", "draw"), rng.uniform(1, 2, size=(1, 3))),
+        "a": (("chain", "draw", "group"), rng.normal(size=(1, n, 4))),
+        "b": (("chain", "draw"), rng.normal(size=(1, n))),
+        "s": (("chain", "draw"), rng.uniform(1, 2, size=(1, n))),
     }
-    return xr.Dataset(values, coords={"chain": [0], "draw": np.arange(3), "group": list("abcd")})
+    return xr.Dataset(values, coords={"chain": [0], "draw": np.arange(n), "group": list("abcd")})
 
 
 def set_rows(n):
@@ -307,10 +308,11 @@ def compute_deterministics(model):
 
 @call(hierarchical)
 def compute_log_densities(model):
-    tree = xr.DataTree.from_dict({"posterior": posterior()})
+    tree = xr.DataTree.from_dict({"posterior": posterior(40)})
     pm.compute_log_likelihood(tree, progressbar=False)
     pm.compute_log_prior(tree, progressbar=False)
-    return [values_of(tree.log_likelihood), values_of(tree.log_prior)]
+    loo = az.loo(tree, reff=1.0)
+    return [values_of(tree.log_likelihood), values_of(tree.log_prior), loo.elpd, loo.se, loo.p]
 
 
 # -- samplers
