@@ -167,6 +167,28 @@ def test_report_on_a_model_with_discrete_parameters(synchronize, capfd):
 CALLS = {}
 
 
+@pytest.mark.parametrize("as_data", [False, True])
+def test_models_of_pymc_dims_are_divided_by_constants_only(synchronize, as_data):
+    import pymc.dims as pmd
+
+    synchronize(2)
+    with pm.Model(coords={"obs": np.arange(N), "column": np.arange(2)}) as model:
+        dims = {"x": ("obs", "column"), "y": ("obs",)}
+        arrays = {"x": np.stack([X, X**2], axis=1), "y": Y}
+        if as_data:
+            x, y = (pmd.Data(name, arrays[name], dims=dims[name]) for name in arrays)
+        else:
+            x, y = (pmd.as_xtensor(arrays[name], dims=dims[name]) for name in arrays)
+        mu = (x * pmd.Normal("b", dims="column")).sum("column")
+        pmd.Normal("observed", mu, pmd.HalfNormal("s"), observed=y)
+    expected = model.compile_logp()(point_of(model))
+    warns = pytest.warns(RuntimeWarning, match="no data that can be sharded") if as_data else contextlib.nullcontext()
+    with warns, parallel(model):
+        function = model.compile_logp()
+    np.testing.assert_allclose(function(point_of(model)), expected, rtol=1e-12)
+    assert isinstance(function.f, theano.compile.Function) == as_data
+
+
 def call(build):
     def add(function):
         CALLS[function.__name__] = (build, function)
