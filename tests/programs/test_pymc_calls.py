@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import logging
+import sys
 import threading
 
 import numpy as np
@@ -187,6 +188,16 @@ def test_models_of_pymc_dims_are_divided_by_constants_only(synchronize, as_data)
         function = model.compile_logp()
     np.testing.assert_allclose(function(point_of(model)), expected, rtol=1e-12)
     assert isinstance(function.f, theano.compile.Function) == as_data
+
+
+def test_without_a_nutpie_that_can_be_imported(synchronize, monkeypatch, tmp_path):
+    synchronize(2)
+    tmp_path.joinpath("nutpie.py").write_text("raise ImportError('broken')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nutpie", raising=False)
+    with parallel(model_of(line)):
+        drawn = pm.sample(nuts_sampler="pymc", **SHORT)
+    assert drawn.posterior.sizes["draw"] == SHORT["draws"]
 
 
 def call(build):

@@ -89,7 +89,7 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     with contextlib.ExitStack() as ending:
         ending.callback(_backends.divert(builder))
         ending.enter_context(_chains_in_turn())
-        if importlib.util.find_spec("nutpie") is not None:
+        if _nutpie_works():
             from synkhronos.extensions.pymc.nutpie import diverted
 
             ending.enter_context(diverted(builder))
@@ -146,6 +146,15 @@ def report(model: Any, rows: int | None = None) -> None:
     ratio = theirs / ours
     verdict = f"the ranks are {ratio:.2g} times as fast" if ratio > _GAIN else "this model does not gain"
     print(f"one evaluation: {ours:.3g} ms, {theirs:.3g} ms by PyMC alone in this process: {verdict}")
+
+
+def _nutpie_works() -> bool:
+    """Return whether nutpie can be imported. If not, `pm.sample` uses PyMC's own NUTS."""
+    try:
+        import nutpie  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
