@@ -235,6 +235,11 @@ OWN_MODEL = """
                 pm.set_data({"rows": x[:80]})
     print("chosen")
 
+    try:
+        compiled.benchmark_logp(np.zeros(3), 5, [1])
+        raise AssertionError
+    except ValueError as error:
+        assert "report" in str(error)
     with synk.session(2), parallel(model):
         sampler = nutpie.sample(compiled, blocking=False, **{**settings, "draws": 300})
         try:

@@ -207,6 +207,9 @@ def _model_class() -> type:
             sampler = super(Model, running)._make_sampler(settings, init_mean, n_threads, *others)
             return Sampler(sampler, combiner, failures)
 
+        def benchmark_logp(self, *_: Any, **__: Any) -> Any:
+            raise ValueError("benchmark_logp: all ranks evaluate this model; call synkhronos.extensions.pymc.report")
+
         def with_data(self, **updates: Any) -> Any:
             raise ValueError(f"with_data: set {sorted(updates)} by pm.set_data, which the model's functions follow")
 
