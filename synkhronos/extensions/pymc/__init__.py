@@ -46,8 +46,9 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
         Must not be frozen, because its functions are compiled in the block.
     rows : int, optional
         The number of rows of the data. Arrays with an axis of this length are sharded along the first such axis.
-        Default: the length of the observed variable with the most values, along its first axis of 65 entries or more,
-        or else along its longest axis. Arrays with missing values count with these. This affects speed, not results.
+        Default: the length that most observed values have, along the first axis of 65 entries or more of their
+        variable, or else along its longest axis. Arrays with missing values count with these. This
+        affects speed, not results.
 
     Yields
     ------
