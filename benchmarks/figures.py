@@ -31,7 +31,6 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "readme": ("readme", {}),
     "many_ranks": ("many_ranks", {}),
     "memory": ("memory", {}),
-    "kernel_models": ("kernel_models", {}),
     "start": ("start", {}),
     "instruments": ("instruments", {}),
     "scaling-cnn": ("scaling", {"model": "cnn"}),

@@ -207,7 +207,7 @@ MODIFIED = {
 
 for _name, (_free, _) in UNIVARIATE.items():
     _division = (ROWS,) if _free else (PYMC, "the likelihood has no parameters: PyMC computes it when it compiles")
-    case("univariate", _name, *_division, ways=WAYS)(functools.partial(univariate, _name))
+    case("univariate", _name, *_division, ways=WAYS, is_product=True)(functools.partial(univariate, _name))
 for _kind, _names in MODIFIED.items():
     for _name in _names:
         case("modified", f"{_kind} {_name}", ways=WAYS)(functools.partial(modified, _kind, _name))

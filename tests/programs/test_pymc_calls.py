@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import logging
+import sys
 import threading
 
 import numpy as np
@@ -12,12 +13,13 @@ from backend import T, theano
 
 pm = pytest.importorskip("pymc", reason="PyMC is not installed")
 
+import arviz as az  # noqa: E402
 import xarray as xr  # noqa: E402
 from pymc.sampling import mcmc  # noqa: E402
 from pymc.smc import sampling  # noqa: E402
 
 import synkhronos as synk  # noqa: E402
-from synkhronos.extensions.pymc import parallel  # noqa: E402
+from synkhronos.extensions.pymc import parallel, report  # noqa: E402
 
 N = 70
 #: Hardly optimized and not compiled, because the mode does not affect these tests.
@@ -72,14 +74,14 @@ def point_of(model):
     return {k: v + 0.1 * rng.normal(size=v.shape) if v.dtype.kind == "f" else v for k, v in start.items()}
 
 
-def posterior():
+def posterior(n=3):
     rng = np.random.default_rng(5)
     values = {
-        "a": (("chain", "draw", "group"), rng.normal(size=(1, 3, 4))),
-        "b": (("chain", "draw"), rng.normal(size=(1, 3))),
-        "s": (("chain", "draw"), rng.uniform(1, 2, size=(1, 3))),
+        "a": (("chain", "draw", "group"), rng.normal(size=(1, n, 4))),
+        "b": (("chain", "draw"), rng.normal(size=(1, n))),
+        "s": (("chain", "draw"), rng.uniform(1, 2, size=(1, n))),
     }
-    return xr.Dataset(values, coords={"chain": [0], "draw": np.arange(3), "group": list("abcd")})
+    return xr.Dataset(values, coords={"chain": [0], "draw": np.arange(n), "group": list("abcd")})
 
 
 def set_rows(n):
@@ -157,7 +159,45 @@ def test_an_interrupt_ends_the_chains_of_its_thread(synchronize, monkeypatch):
     assert drawn == [[0, 1]]
 
 
+def test_report_on_a_model_with_discrete_parameters(synchronize, capfd):
+    synchronize(2)
+    report(model_of(discrete))
+    assert capfd.readouterr().out.startswith(f"log-probability and gradient of 1 parameters; {N} rows on 2 ranks\n")
+
+
 CALLS = {}
+
+
+@pytest.mark.parametrize("as_data", [False, True])
+def test_models_of_pymc_dims_are_divided_by_constants_only(synchronize, as_data):
+    import pymc.dims as pmd
+
+    synchronize(2)
+    with pm.Model(coords={"obs": np.arange(N), "column": np.arange(2)}) as model:
+        dims = {"x": ("obs", "column"), "y": ("obs",)}
+        arrays = {"x": np.stack([X, X**2], axis=1), "y": Y}
+        if as_data:
+            x, y = (pmd.Data(name, arrays[name], dims=dims[name]) for name in arrays)
+        else:
+            x, y = (pmd.as_xtensor(arrays[name], dims=dims[name]) for name in arrays)
+        mu = (x * pmd.Normal("b", dims="column")).sum("column")
+        pmd.Normal("observed", mu, pmd.HalfNormal("s"), observed=y)
+    expected = model.compile_logp()(point_of(model))
+    warns = pytest.warns(RuntimeWarning, match="no data that can be sharded") if as_data else contextlib.nullcontext()
+    with warns, parallel(model):
+        function = model.compile_logp()
+    np.testing.assert_allclose(function(point_of(model)), expected, rtol=1e-12)
+    assert isinstance(function.f, theano.compile.Function) == as_data
+
+
+def test_without_a_nutpie_that_can_be_imported(synchronize, monkeypatch, tmp_path):
+    synchronize(2)
+    tmp_path.joinpath("nutpie.py").write_text("raise ImportError('broken')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nutpie", raising=False)
+    with parallel(model_of(line)):
+        drawn = pm.sample(nuts_sampler="pymc", **SHORT)
+    assert drawn.posterior.sizes["draw"] == SHORT["draws"]
 
 
 def call(build):
@@ -301,10 +341,11 @@ def compute_deterministics(model):
 
 @call(hierarchical)
 def compute_log_densities(model):
-    tree = xr.DataTree.from_dict({"posterior": posterior()})
+    tree = xr.DataTree.from_dict({"posterior": posterior(40)})
     pm.compute_log_likelihood(tree, progressbar=False)
     pm.compute_log_prior(tree, progressbar=False)
-    return [values_of(tree.log_likelihood), values_of(tree.log_prior)]
+    loo = az.loo(tree, reff=1.0)
+    return [values_of(tree.log_likelihood), values_of(tree.log_prior), loo.elpd, loo.se, loo.p]
 
 
 # -- samplers

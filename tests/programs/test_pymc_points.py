@@ -199,6 +199,7 @@ def test_functions_of_other_threads_are_of_one_point(synchronize):
 OWN_MODEL = """
     import nutpie
     import pymc as pm
+    from nutpie import compile_pymc_model
     from synkhronos.extensions.pymc import parallel
 
     if theano.config.linker != "numba":
@@ -216,7 +217,13 @@ OWN_MODEL = """
     for plan in ("controller", "auto", "rows"):
         with synk.session(2, plan=plan):
             with parallel(model):
-                compiled = nutpie.compile_pymc_model(model)
+                compiled = compile_pymc_model(model)
+                for options in ({"backend": "jax"}, {"fastmath": True}):
+                    try:
+                        compile_pymc_model(model, **options)
+                        raise AssertionError(options)
+                    except (ImportError, ValueError) as error:
+                        assert "got nutpie with" in str(error), error
             with parallel(model):  # another block
                 found = [draws(compiled) for _ in range(2)]
                 assert np.array_equal(*found) and compiled.logp_func.exact.plan == "rows"
@@ -228,6 +235,11 @@ OWN_MODEL = """
                 pm.set_data({"rows": x[:80]})
     print("chosen")
 
+    try:
+        compiled.benchmark_logp(np.zeros(3), 5, [1])
+        raise AssertionError
+    except ValueError as error:
+        assert "report" in str(error)
     with synk.session(2), parallel(model):
         sampler = nutpie.sample(compiled, blocking=False, **{**settings, "draws": 300})
         try:
@@ -243,13 +255,20 @@ OWN_MODEL = """
     with pm.Model() as fixed, synk.session(2):
         pm.Normal("z")
         pm.Normal("y", 0, 1, observed=x[:80, 0])
+        sample, cores = nutpie.sample, []
+        nutpie.sample = lambda *args, **kwargs: cores.append(kwargs.get("cores")) or sample(*args, **kwargs)
         with parallel(fixed):
-            assert nutpie.sample(nutpie.compile_pymc_model(fixed), **settings).posterior["z"].shape == (3, 20)
+            drawn = pm.sample(20, tune=20, chains=3, cores=2, nuts_sampler="nutpie", progressbar=False)
+        assert drawn.posterior["z"].shape == (3, 20) and cores == [2]
         print("fixed")
+    with synk.session(2), parallel(model):
+        frozen = compile_pymc_model(model, freeze_model=True)
+        assert frozen.logp_func.data and draws(frozen).shape == draws(compiled).shape
+        print("frozen")
 """
 
 
 def test_nutpies_own_model_where_it_is_faster():
     pytest.importorskip("nutpie")
     out, _ = run_script(OWN_MODEL, fresh=True, timeout=850 if theano.config.linker == "numba" else 150)
-    assert out.split() == ["chosen", "timeout", "background", "fixed"]
+    assert out.split() == ["chosen", "timeout", "background", "fixed", "frozen"]

@@ -46,8 +46,9 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
         Must not be frozen, because its functions are compiled in the block.
     rows : int, optional
         The number of rows of the data. Arrays with an axis of this length are sharded along the first such axis.
-        Default: the length of the observed variable with the most values, along its first axis of 65 entries or more,
-        or else along its longest axis. Arrays with missing values count with these. This affects speed, not results.
+        Default: the length that most observed values have, along the first axis of 65 entries or more of their
+        variable, or else along its longest axis. Arrays with missing values count with these. This
+        affects speed, not results.
 
     Yields
     ------
@@ -89,7 +90,7 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     with contextlib.ExitStack() as ending:
         ending.callback(_backends.divert(builder))
         ending.enter_context(_chains_in_turn())
-        if importlib.util.find_spec("nutpie") is not None:
+        if _nutpie_works():
             from synkhronos.extensions.pymc.nutpie import diverted
 
             ending.enter_context(diverted(builder))
@@ -127,11 +128,11 @@ def report(model: Any, rows: int | None = None) -> None:
 
     with parallel(model, rows):
         made = model.logp_dlogp_function(ravel_inputs=True)
-    made.set_extra_values({})
     function = made._pytensor_function
     if not isinstance(function, ModelFunction):
         return
-    point = DictToArrayBijection.map(model.initial_point()).data
+    start = model.initial_point()
+    point = DictToArrayBijection.map({one.name: start[one.name] for one in model.continuous_value_vars}).data
     calls: list[Callable[[Any], Any]] = [function, function.as_theano]
     times: list[list[float]] = [[], []]
     for _ in range(_PAIRS):
@@ -148,18 +149,35 @@ def report(model: Any, rows: int | None = None) -> None:
     print(f"one evaluation: {ours:.3g} ms, {theirs:.3g} ms by PyMC alone in this process: {verdict}")
 
 
+def _nutpie_works() -> bool:
+    """Return whether nutpie can be imported. If not, `pm.sample` uses PyMC's own NUTS."""
+    try:
+        import nutpie  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def _chains_in_turn() -> Iterator[None]:
-    """Have PyMC's samplers sample one chain after the other in a ``with`` block, in this process, until Ctrl-C."""
+    """Have PyMC's samplers sample one chain after the other in a ``with`` block, in this process, until Ctrl-C.
+
+    Samplers of other packages, such as nutpie, get the number of cores that the program requests.
+    """
     from pymc.sampling import mcmc
     from pymc.smc import sampling
 
-    plain, plain_draws = mcmc.setup_cores_blas_cores, mcmc._iter_sample
+    plain, plain_draws, plain_others = mcmc.setup_cores_blas_cores, mcmc._iter_sample, mcmc._sample_external_nuts
     interrupted: set[int] = set()  # threads
+    n_cores: dict[int, int] = {}  # requested in a thread
 
     def setup(blas_cores: Any, chains: int, cores: int, *others: Any, **named: Any) -> tuple[Any, int, Any]:
+        n_cores[threading.get_ident()] = min(chains, cores)
         _, _, n_threads = plain(blas_cores, chains, cores, *others, **named)
         return contextlib.nullcontext, 1, n_threads  # the ranks limit the threads of BLAS themselves
+
+    def sample_by_others(*args: Any, **named: Any) -> Any:
+        return plain_others(*args, **{**named, "cores": n_cores[threading.get_ident()]})
 
     def draws(*, chain: int = 0, **named: Any) -> Iterator[Any]:
         """Draw, and end all chains at Ctrl-C; PyMC ends the current one alone, if chains follow each other."""
@@ -176,6 +194,7 @@ def _chains_in_turn() -> Iterator[None]:
 
     with contextlib.ExitStack() as ending:
         ending.enter_context(replaced(mcmc, "_iter_sample", draws))
+        ending.enter_context(replaced(mcmc, "_sample_external_nuts", sample_by_others))
         for module in (mcmc, sampling):
             ending.enter_context(replaced(module, "setup_cores_blas_cores", setup))
         yield

@@ -43,35 +43,39 @@ _EXPAND = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64, _DO
 
 @contextlib.contextmanager
 def diverted(builder: Builder) -> Iterator[None]:
-    """Replace ``nutpie.compile_pymc_model``, which `pm.sample` calls, by this module's version in a ``with`` block."""
-    import nutpie
+    """Have ``nutpie.compile_pymc_model``, which `pm.sample` calls, call this module in a ``with`` block."""
+    from nutpie import compile_pymc
 
-    with replaced(nutpie, "compile_pymc_model", functools.partial(compile_pymc_model, builder)):
+    with contextlib.ExitStack() as ending:
+        for backend in ("numba", "jax"):
+            name = f"_compile_pymc_model_{backend}"
+            ours = functools.partial(compile_model, builder, getattr(compile_pymc, name), backend)
+            ending.enter_context(replaced(compile_pymc, name, ours))
         yield
 
 
-def compile_pymc_model(
+def compile_model(
     builder: Builder,
+    plain: Callable[..., Any],
+    backend: str,
     model: Any,
-    *,
-    backend: str = "numba",
-    initial_points: Any = None,
-    jitter_rvs: Any = None,
-    default_initialization_strategy: str = "support_point",
+    pymc_initial_point_fn: Any,
     var_names: Any = None,
     **others: Any,
 ) -> Any:
-    """Make a model for nutpie like ``nutpie.compile_pymc_model``, whose density all ranks evaluate.
+    """Make a model for nutpie, whose density all ranks evaluate.
 
     Parameters
     ----------
     builder : Builder
-    model, initial_points, jitter_rvs, default_initialization_strategy, var_names
-        As in nutpie.
+    plain : callable
+        nutpie's function that makes a model.
     backend : str
         Must be ``"numba"``, nutpie's default. Here it means PyTensor's default mode.
+    model, pymc_initial_point_fn, var_names
+        As for ``plain``.
     **others
-        Must be ``None``.
+        Must be empty.
 
     Returns
     -------
@@ -84,49 +88,33 @@ def compile_pymc_model(
     ValueError
         For another backend, or other arguments.
     """
-    unknown = {name: value for name, value in others.items() if value is not None}
-    if backend.lower() != "numba" or unknown:
+    if backend != "numba" or others:
         raise ValueError(
-            f"got nutpie with backend={backend!r}, {unknown} under synkhronos.extensions.pymc.parallel, which "
+            f"got nutpie with backend={backend!r}, {others} under synkhronos.extensions.pymc.parallel, which "
             "compiles its functions itself; leave these arguments out"
         )
     from nutpie import compile_pymc
-    from pymc.initial_point import make_initial_point_fn
     from pymc.pytensorf import get_mode
-
-    start_at = {
-        "initial_points": initial_points,
-        "jitter_rvs": jitter_rvs,
-        "default_initialization_strategy": default_initialization_strategy,
-    }
 
     def build_own() -> Any:
         with contextlib.ExitStack() as ending:
             ending.callback(divert(lambda plain, asked: plain(**asked)))
-            return compile_pymc.compile_pymc_model(model, var_names=var_names, **start_at)
+            return plain(model=model, pymc_initial_point_fn=pymc_initial_point_fn, var_names=var_names)
 
-    if default_initialization_strategy == "support_point" and jitter_rvs is None:
-        jitter_rvs = set(model.free_RVs)
-    initial = make_initial_point_fn(
-        model=model,
-        overrides=initial_points,
-        default_strategy=default_initialization_strategy,
-        jitter_rvs=jitter_rvs,
-        return_transformed=True,
-    )
     with builder.mapping():
         n_dimensions, n_expanded, density, expand, start, shape_info, reparameterized = compile_pymc._make_functions(
             model,
             mode=get_mode(None),
             compute_grad=True,
             join_expanded=True,
-            pymc_initial_point_fn=initial,
+            pymc_initial_point_fn=pymc_initial_point_fn,
             var_names=var_names,
         )
     if not isinstance(density, ModelFunction):
         return build_own()
     dims, coords = compile_pymc._prepare_dims_and_coords(model, shape_info, reparameterized)
-    shared_variables = [one for one in ancestors([model.logp()]) if isinstance(one, SharedVariable)]
+    used = [*model.data_vars, *ancestors([model.logp()])]
+    shared_variables = [one for one in used if isinstance(one, SharedVariable)]  # a frozen model has constants
     return _model_class()(
         _n_dim=n_dimensions,
         dims=dims,
@@ -143,7 +131,7 @@ def compile_pymc_model(
         logp_func=density,
         expand_func=compile_pymc._wrap_with_lock(expand),
         reparameterized_names=reparameterized,
-        own=OwnModel(build_own, [*model.data_vars, *shared_variables]),
+        own=OwnModel(build_own, shared_variables),
     )
 
 
@@ -218,6 +206,9 @@ def _model_class() -> type:
             running = dataclasses.replace(self, **changes)
             sampler = super(Model, running)._make_sampler(settings, init_mean, n_threads, *others)
             return Sampler(sampler, combiner, failures)
+
+        def benchmark_logp(self, *_: Any, **__: Any) -> Any:
+            raise ValueError("benchmark_logp: all ranks evaluate this model; call synkhronos.extensions.pymc.report")
 
         def with_data(self, **updates: Any) -> Any:
             raise ValueError(f"with_data: set {sorted(updates)} by pm.set_data, which the model's functions follow")
