@@ -416,7 +416,8 @@ class HierarchicalTransport(SharedMemoryTransport):
             if outs is None:
                 early.between.give_up()
             else:
-                early.between.finish(len(early.division.plans))
+                for n in range(1, len(early.division.plans) + 1):  # the deadline limits the wait for each piece
+                    early.between.finish(n)
             self._comm.exchange.rest()
             self._comm.end_exchange(early.between.fill_in)
             self._timeline.exchange(early.between.times, self._computing)

@@ -1,11 +1,11 @@
 """Reductions in functions over nodes, which begin while later operands are still computed.
 
 Each process that mpiexec starts is a node. A program is run twice: once as for users, and once so that no reduction
-begins early. It must print the same.
+begins early. It must print the same. The last tests have two hosts with a slow link.
 """
 
 import pytest
-from mpi_jobs import HELPERS, needs_mpi, output_of
+from mpi_jobs import HELPERS, ends_well, hear, needs_mpi, output_of, start_until_ready
 
 pytestmark = needs_mpi
 
@@ -414,3 +414,83 @@ def test_ctrl_c_while_another_node_computes(rank):
         RANK=str(rank),
     )
     assert lines[-2:] == ["True", "True"]
+
+
+#: A program that calls an early function twice, and then waits until the link is slow.
+SLOW = """
+    import threading
+    from pathlib import Path
+    from deadline import wait_for
+    from synkhronos._collectives.hierarchical import HierarchicalTransport
+
+    n_early, finish = [], HierarchicalTransport.finish
+    HierarchicalTransport.finish = lambda *arguments: n_early.append(1) or finish(*arguments)
+    n = synk.fork(1, use_gpu=False, timeout=TIMEOUT)
+    x, means = T.matrix("x", dtype="float32"), []
+    factor = x.sum()
+    for i, length in enumerate(LENGTHS):
+        factor = T.tanh(factor) + i
+        means.append(synk.averaged(theano.shared(np.ones(length, "float32"), f"w{i}") * factor))
+    f, X = synk.function([x], [(mean[-1], "avg") for mean in means]), np.ones((n, 4), "float32")
+    expected = f(X), f(X)
+    assert len(n_early) == 1, n_early
+    say("ready")
+    wait_for(Path("PATH").exists, "the limit of the link")
+"""
+
+
+@pytest.fixture
+def start_slow(hosts, tmp_path):
+    """Return a function that starts a program with an early function, and then limits the rate of its link."""
+
+    def begin(rate, lengths, timeout, source):
+        path = tmp_path / "slow"
+        prelude = SLOW.replace("LENGTHS", str(lengths)).replace("TIMEOUT", str(timeout)).replace("PATH", str(path))
+        job = start_until_ready(hosts, prelude, source)
+        hosts.limit(rate)
+        path.touch()
+        return job
+
+    yield begin
+    hosts.limit(None)
+
+
+def test_the_timeout_limits_a_piece(hosts, start_slow):
+    """The reduction takes 8 s, and each of its six pieces a sixth of that."""
+    job = start_slow(
+        "6mbit",
+        [800_000] * 2,
+        4,
+        """
+        began = time.monotonic()
+        got = f(X)
+        say(time.monotonic() - began > 7, list(map(float, got)) == list(map(float, expected[0])))
+        synk.close()
+        """,
+    )
+    assert hear(job)[1] == "True True"
+    ends_well(hosts, job)
+
+
+@pytest.mark.parametrize("rate", ["10mbit", "20mbit"])
+def test_ctrl_c_over_a_slow_link(hosts, start_slow, rate):
+    """The link's rate limits the bytes in flight, so an interrupt ends a reduction soon, and nothing is lost."""
+    job = start_slow(
+        rate,
+        [800_000] * 2,
+        60,
+        """
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        since = time.monotonic() + 1
+        try:
+            f(X)
+        except KeyboardInterrupt:
+            say(time.monotonic() - since)
+        say(list(map(float, f(X))) == list(map(float, expected[0])))
+        """,
+    )
+    seconds = float(hear(job)[1])
+    hosts.limit(None)
+    assert hear(job)[1] == "True"
+    ends_well(hosts, job)
+    assert seconds < 3
