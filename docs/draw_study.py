@@ -26,7 +26,8 @@ LATENCY = 190e-6
 #: Links of nodes, in Gbit/s: Ethernet of three generations. Their whole rate is taken.
 GIGABITS = (1, 10, 100)
 #: Times that an elementwise function of an output is read or written in a step: batch normalization reads its input
-#: twice and writes once, the next activation reads and writes; the backward passes read four arrays and write two.
+#: twice and writes once, the next activation reads and writes; the backward passes read four arrays and write two. The
+#: forward pass has half of them, rounded down.
 PASSES = 11
 #: Arrays of the size of the weights that an update by momentum reads or writes: three, and two results.
 UPDATE_PASSES = 5
@@ -96,11 +97,18 @@ def transformer_block(width=1024, inner=4096, length=512):
     return [*projections, attention, dense(width, inner, length), dense(inner, width, length)]
 
 
-def seconds_of(layer, rows, chip):
-    """Return the seconds of the three products of a step, the elementwise functions, and the update of the weights."""
+def parts_of(layer, rows, chip):
+    """Return the seconds of the forward pass and the backward pass of a layer, and of the update of its weights."""
     product = chip.seconds(rows * layer.flops, FLOAT * (rows * (layer.n_in + layer.n_out) + layer.n_weights))
-    elementwise = FLOAT * layer.passes * rows * layer.n_out / chip.memory
-    return 3 * product + elementwise + FLOAT * UPDATE_PASSES * layer.n_weights / chip.memory
+    one_pass = FLOAT * rows * layer.n_out / chip.memory
+    forward = layer.passes // 2
+    update = FLOAT * UPDATE_PASSES * layer.n_weights / chip.memory
+    return product + forward * one_pass, 2 * product + (layer.passes - forward) * one_pass, update
+
+
+def seconds_of(layer, rows, chip):
+    """Return the seconds of a layer in a step."""
+    return sum(parts_of(layer, rows, chip))
 
 
 def workload_of(layers, chip, rows=64):
@@ -110,15 +118,15 @@ def workload_of(layers, chip, rows=64):
         RowTimes(tuple(sizes), tuple(seconds_of(layer, size, chip) for size in sizes), seconds_of(layer, 0, chip))
         for layer in layers
     ]
-    seconds, n_bytes, total = 0.0, 0, sum(kernel.at(rows) for kernel in kernels)
-    forward = sum(chip.seconds(rows * one.flops, FLOAT * rows * (one.n_in + one.n_out)) for one in layers)
+    seconds, n_bytes = sum(parts_of(layer, rows, chip)[0] for layer in layers), 0
+    total = sum(seconds_of(layer, rows, chip) for layer in layers)
     for layer in reversed(layers):
-        seconds += seconds_of(layer, rows, chip) * 2 / 3
+        seconds += parts_of(layer, rows, chip)[1]
         n_bytes += FLOAT * layer.n_weights
         if n_bytes >= FIRST:
             break
     n_weights = sum(layer.n_weights for layer in layers)
-    return Workload(tuple(kernels), FLOAT * n_weights, 1, from_first(min(1.0, (forward + seconds) / total)))
+    return Workload(tuple(kernels), FLOAT * n_weights, 1, from_first(seconds / total))
 
 
 def measured(figure, group, contestant):

@@ -37,3 +37,14 @@ def test_a_layer_takes_the_time_of_its_products_passes_and_update(study):
     products, passes, update = 3 * 8 * 2e6 / 1e9, 4 * 4 * 8 * 50 / 1e9, 5 * 4 * 10_000 / 1e9
     assert study.seconds_of(layer, 8, chip) == pytest.approx(products + passes + update)
     assert study.seconds_of(layer, 0, chip) == pytest.approx(3 * 40_000 / 1e9 + update)
+
+
+def test_the_first_gradients_exist_after_the_forward_pass_and_the_last_layers(study):
+    first, last, chip = study.Layer(2e6, 100, 50, 10_000, passes=11), study.Layer(1e6, 50, 9, 300_000), study.GPU
+    (forward, backward, _), (of_last, back_of_last, _) = (study.parts_of(one, 64, chip) for one in (first, last))
+    product = 2e6 * 64 / 15.7e12  # arithmetic takes longer than memory
+    assert forward == pytest.approx(product + 5 * 4 * 64 * 50 / 900e9)
+    assert backward == pytest.approx(2 * product + 6 * 4 * 64 * 50 / 900e9)
+    step = sum(map(sum, (study.parts_of(one, 64, chip) for one in (first, last))))
+    before = forward + of_last + back_of_last
+    assert study.workload_of([first, last], chip).operands[0].until == pytest.approx((before / step,))
