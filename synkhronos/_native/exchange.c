@@ -11,7 +11,7 @@
 #define MOST_PENDING ((size_t)1 << 20) /* bytes that MPI has not completed; others, and acknowledgements, wait behind them */
 #define REST_NS 3000000            /* least duration of a rest */
 #define WINDOW_NS 150000000        /* time in which the link transfers the bytes in flight */
-#define UNACKNOWLEDGED 2           /* chunks at the end of each message */
+#define UNACKNOWLEDGED 2           /* chunks at the end of a larger message */
 #define ACKNOWLEDGEMENT_NS 2000000 /* time between two acknowledgements of a message */
 #define ACKNOWLEDGEMENT_TAG 2      /* more than the tag of the message */
 #define NAP_NS 300000              /* of the thread, whose core computes meanwhile */
@@ -52,11 +52,12 @@ static size_t chunk_bytes(const struct message *message, size_t chunk)
     return left < CHUNK_BYTES ? left : CHUNK_BYTES;
 }
 
-/* Number of chunks to acknowledge: not the last ones, so that no leader waits for the last acknowledgement. */
+/* Number of chunks to acknowledge: not the last ones of a large message, so that no leader waits for the last
+ * acknowledgement. Small messages are acknowledged completely, because many of them may be in flight. */
 static size_t n_to_acknowledge(const struct message *message)
 {
     size_t n = n_chunks(message);
-    return n > UNACKNOWLEDGED ? n - UNACKNOWLEDGED : 0;
+    return n > 2 * UNACKNOWLEDGED ? n - UNACKNOWLEDGED : n;
 }
 
 static int begin_send(const struct mpi *mpi, const struct message *to, int tag, const void *data, size_t n_bytes,

@@ -472,12 +472,13 @@ def test_the_timeout_limits_a_piece(hosts, start_slow):
     ends_well(hosts, job)
 
 
+@pytest.mark.parametrize("lengths", [[800_000] * 2, [120_000] * 30], ids=["large", "small"])
 @pytest.mark.parametrize("rate", ["10mbit", "20mbit"])
-def test_ctrl_c_over_a_slow_link(hosts, start_slow, rate):
+def test_ctrl_c_over_a_slow_link(hosts, start_slow, rate, lengths):
     """The link's rate limits the bytes in flight, so an interrupt ends a reduction soon, and nothing is lost."""
     job = start_slow(
         rate,
-        [800_000] * 2,
+        lengths,
         60,
         """
         threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
