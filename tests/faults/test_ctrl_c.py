@@ -306,9 +306,9 @@ def test_interrupted_finalizers_free_all_memory():
                     variable = theano.shared(np.ones(5))
                     synk.broadcast(variable)
                     variable = None
-            except Interrupt:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Interrupt:  # at any of these lines, the last one included
                 n_interrupts += 1
-            signal.setitimer(signal.ITIMER_REAL, 0)
             data = variable = None
         for _ in range(20):
             g = synk.function([x], (graph, "sum"), mode="FAST_COMPILE")
@@ -316,9 +316,9 @@ def test_interrupted_finalizers_free_all_memory():
                 signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-3, 3e-2))
                 g(np.ones(4))
                 g = None
+                signal.setitimer(signal.ITIMER_REAL, 0)
             except Interrupt:
                 n_interrupts += 1
-            signal.setitimer(signal.ITIMER_REAL, 0)
             g = None
         print(before == held() or (before, held()))
         """

@@ -232,6 +232,7 @@ def test_an_interrupt_at_any_instant(no_session, small_pieces):
             try:
                 signal.setitimer(signal.ITIMER_REAL, max(1e-5, took * (number + 0.5) / KILLS))
                 training()
+                signal.setitimer(signal.ITIMER_REAL, 0)
             except Interrupt:
                 n_raised += 1
             finally:

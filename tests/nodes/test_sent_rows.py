@@ -205,12 +205,12 @@ def test_rows_whose_sending_was_interrupted_are_sent_again(hosts):
         X, n = np.random.RandomState(0).rand(8000, 1000), 0
         for i in range(5):
             data = synk.data(X)
-            signal.setitimer(signal.ITIMER_REAL, 0.01 + 0.01 * i)
             try:
+                signal.setitimer(signal.ITIMER_REAL, 0.01 + 0.01 * i)
                 f(data)
+                signal.setitimer(signal.ITIMER_REAL, 0)
             except Stop:
                 n += 1
-            signal.setitimer(signal.ITIMER_REAL, 0)
             assert np.allclose(f(data), X.sum(0))
             assert sent(lambda: f(data)) <= BLOCK
         print(n, "interrupts")

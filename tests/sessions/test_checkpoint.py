@@ -323,7 +323,7 @@ def test_exceptions_of_signal_handlers_are_not_reported_as_damage(synchronize, t
                 signal.setitimer(signal.ITIMER_REAL, delay)
                 for _ in range(10):  # Python drops exceptions that are raised in a finalizer
                     checkpoint.save(path, var)
-            signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.setitimer(signal.ITIMER_REAL, 0)
         assert os.listdir(tmp_path) == ["one.npz"]
         assert path.read_bytes() == before
     finally:

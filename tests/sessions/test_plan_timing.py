@@ -189,6 +189,7 @@ def test_an_exception_of_a_handler_while_plans_are_timed_undoes_the_updates(auto
             try:
                 signal.setitimer(signal.ITIMER_REAL, delay)
                 function(values(8))
+                signal.setitimer(signal.ITIMER_REAL, 0)
             except Interrupt:
                 n_raised += 1
             finally:
