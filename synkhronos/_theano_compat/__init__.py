@@ -203,11 +203,13 @@ def patch_ops() -> None:
     patch_cache_keys()
     patch_strides()
     patch_topk()
+    from theano.gof import cmodule
+
     from . import fused_sum, one_pass  # they import Theano
 
     fused_sum.register()
     one_pass.register()
-    precompile_headers()
+    precompile_headers(cmodule)
     release_lock_of_interrupted()
     refuse_unfit_blas()
 

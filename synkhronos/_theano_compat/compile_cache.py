@@ -71,12 +71,11 @@ _FOLDER = "synkhronos_headers"
 _failed: set[str] = set()  # headers that this process could not compile, and does not try to compile again
 
 
-def precompile_headers() -> None:
-    """Make Theano use precompiled headers. Theano must have been imported; calling this again does nothing."""
-    from theano.gof import cmodule
+def precompile_headers(cmodule: Any) -> None:
+    """Make the backend whose module of compilers is ``cmodule`` use precompiled headers; again, it does nothing."""
 
     def output_subprocess_Popen(theanos_own: Callable[..., Any], command: Any, **params: Any) -> Any:
-        """Run a command of Theano's; if it is a compilation, use precompiled headers."""
+        """Run a command of the backend; if it is a compilation, use precompiled headers."""
         if isinstance(command, list) and "-shared" in command:
             with contextlib.suppress(OSError):
                 command = with_headers(command, cmodule.config.compiledir)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from mpi_jobs import hosts_or_skip
+from mpi_jobs import hosts_or_skip, start_until_ready
 
 
 def pytest_collection_modifyitems(items):
@@ -18,3 +18,18 @@ def hosts():
     """Yield two hosts, which are shared by the tests of a module."""
     with hosts_or_skip(2) as made:
         yield made
+
+
+@pytest.fixture
+def start_slow(hosts, tmp_path):
+    """Return a function that starts a program, which prints "ready" and waits for a file PATH, and limits its link."""
+    path = tmp_path / "slow"
+
+    def begin(rate, *sources):
+        job = start_until_ready(hosts, *(source.replace("PATH", str(path)) for source in sources))
+        hosts.limit(rate)
+        path.touch()
+        return job
+
+    yield begin
+    hosts.limit(None)

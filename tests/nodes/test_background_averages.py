@@ -258,34 +258,21 @@ BEGIN = """
         def on_epoch(run):
             if run.epoch == 1:
                 say("ready")
-                wait_for(Path({path!r}).exists, "the limit of the link")
+                wait_for(Path("PATH").exists, "the limit of the link")
                 del Lead.made[:]
                 act(run)
 
-        options = {{"params": [w], "batch_size": 1, "rule": rule, "on_epoch": on_epoch}}
+        options = {"params": [w], "batch_size": 1, "rule": rule, "on_epoch": on_epoch}
         return synk.loop(f, [np.ones(7 * n, "float32")], epochs=2, **options)
 """
-
-
-@pytest.fixture
-def start_slow(hosts, tmp_path):
-    """Return a function that starts a program, and limits the rate of its link after its first epoch."""
-
-    def begin(rate, source):
-        path = tmp_path / "slow"
-        job = start_until_ready(hosts, LARGE, BEGIN.format(path=str(path)), source)
-        hosts.limit(rate)
-        path.touch()
-        return job
-
-    yield begin
-    hosts.limit(None)
 
 
 def test_the_timeout_limits_a_piece_and_not_an_average(hosts, start_slow):
     """The average takes 8 s, and each of its four pieces a quarter of that."""
     job = start_slow(
         "6mbit",
+        LARGE,
+        BEGIN,
         """
         run = train_slowly(rules.Outer(every=6, delay=1, merge="delta"))
         (lead,) = Lead.made
@@ -301,6 +288,8 @@ def test_the_timeout_limits_a_piece_of_a_first_broadcast_and_of_a_function(hosts
     """A loop begins with a broadcast, and a function has a constant: each takes 8 s."""
     job = start_slow(
         "6mbit",
+        LARGE,
+        BEGIN,
         """
         train_slowly(rules.LocalSGD(every=7))
         w.set_value(np.full(SIZE, 5, "float32"))
@@ -323,6 +312,8 @@ def test_the_timeout_limits_a_piece_of_a_first_broadcast_and_of_a_function(hosts
 def test_an_average_without_progress_is_reported(hosts, start_slow):
     job = start_slow(
         "6mbit",
+        LARGE,
+        BEGIN,
         """
         def act(run):
             when_on_its_way(lambda: say("on its way"))
@@ -346,6 +337,8 @@ def test_the_timeout_limits_a_part_of_a_state(hosts, start_slow):
     """The state of the ranks of a node takes 8 s, and a part of it a third of that."""
     job = start_slow(
         "12mbit",
+        LARGE,
+        BEGIN,
         """
         states, seconds = [], []
 

@@ -5,7 +5,7 @@ begins early. It must print the same. The last tests have two hosts with a slow 
 """
 
 import pytest
-from mpi_jobs import HELPERS, ends_well, hear, needs_mpi, output_of, start_until_ready
+from mpi_jobs import HELPERS, ends_well, hear, needs_mpi, output_of
 
 pytestmark = needs_mpi
 
@@ -439,28 +439,16 @@ SLOW = """
 """
 
 
-@pytest.fixture
-def start_slow(hosts, tmp_path):
-    """Return a function that starts a program with an early function, and then limits the rate of its link."""
-
-    def begin(rate, lengths, timeout, source):
-        path = tmp_path / "slow"
-        prelude = SLOW.replace("LENGTHS", str(lengths)).replace("TIMEOUT", str(timeout)).replace("PATH", str(path))
-        job = start_until_ready(hosts, prelude, source)
-        hosts.limit(rate)
-        path.touch()
-        return job
-
-    yield begin
-    hosts.limit(None)
+def slow(lengths, timeout):
+    """Return the start of a program whose gradients have these lengths."""
+    return SLOW.replace("LENGTHS", str(lengths)).replace("TIMEOUT", str(timeout))
 
 
 def test_the_timeout_limits_a_piece(hosts, start_slow):
     """The reduction takes 8 s, and each of its six pieces a sixth of that."""
     job = start_slow(
         "6mbit",
-        [800_000] * 2,
-        4,
+        slow([800_000] * 2, timeout=4),
         """
         began = time.monotonic()
         got = f(X)
@@ -478,8 +466,7 @@ def test_ctrl_c_over_a_slow_link(hosts, start_slow, rate, lengths):
     """The link's rate limits the bytes in flight, so an interrupt ends a reduction soon, and nothing is lost."""
     job = start_slow(
         rate,
-        lengths,
-        60,
+        slow(lengths, timeout=60),
         """
         threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
         since = time.monotonic() + 1
