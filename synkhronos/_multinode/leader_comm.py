@@ -13,6 +13,8 @@ Invariants
   increasing times.
 * Messages with large arrays use another communicator than those without, so that one may overtake the other. Orders are
   numbered. An order that arrives after a later one is dropped, because the controller no longer waits for it.
+* Large replies follow their answer in parts, as pieces of the exchange. The controller begins to receive them as soon
+  as it has the answer. A leader that receives an abort sends the rest empty.
 * Commands are numbered, and a vote is identified by the number of its command and its own number. Votes and aborts of
   earlier commands are dropped.
 * Either all leaders enter an exchange, or none: each enters only after it has the votes of all others. A leader may
@@ -37,7 +39,7 @@ import numpy as np
 
 from synkhronos import _backends
 from synkhronos._multinode.heartbeat import Heartbeat, Reason
-from synkhronos._multinode.node_messages import Stop, Votes
+from synkhronos._multinode.node_messages import Answer, LargeReplies, Lost, Stop, Votes, without_large_replies
 from synkhronos._native import native
 from synkhronos._processes import Arrays, Ballots, Completion, Place, ProcessGroup, agree
 from synkhronos._utils.interrupts import deferred_interrupts, handle_interrupts
@@ -110,12 +112,13 @@ def _make_exchange(mpi: Any, communicator: Any) -> native.Exchange:
 #: Tags of messages.
 ORDER, ANSWER, VOTE, ABORT = 1, 2, 3, 4
 
-_N_TAGS = 8192  # pieces in flight have different tags, of which MPI guarantees 32,768
+_N_TAGS = 4096  # pieces in flight have different tags, and so have parts of replies; MPI guarantees 32,768 tags
 
 _logger = logging.getLogger("synkhronos")
 _SPIN_SECONDS = 2e-4  # duration of a wait until the process begins to yield its core
 _YIELD_SECONDS = 2e-2  # duration of a wait until the process begins to sleep
 _LONGEST_NAP = 4e-3  # longest sleep
+_LONGEST_NAP_IN_EXCHANGE = 4e-4
 _LOOK_SECONDS = 0.05  # time between two checks
 _DEFERRED_SECONDS = 2.0  # longest time for which the end of an exchange delays Ctrl-C
 
@@ -144,6 +147,8 @@ class LeaderComm:
         Differences of versions between the nodes; see `describe_differences`.
     orders : deque
         Orders of the controller that this leader has not executed yet.
+    large : LargeReplies
+        Large replies of the current command, which follow the answers.
     answers : dict of int to object
         Last answer of each other leader, by node; only on the controller.
     number : int
@@ -167,6 +172,9 @@ class LeaderComm:
         self.node, self.n_nodes = self._messages.Get_rank(), self._messages.Get_size()
         self.others = [node for node in range(self.n_nodes) if node != self.node]
         self._sending: list[Any] = []
+        # kind of each message that this leader receives, where it comes from, and the request of MPI
+        self._receiving: list[tuple[int, tuple[bool, int], Any]] = []
+        self.large = LargeReplies(self.exchange, 4 * _N_TAGS, _N_TAGS, not self.node)
         self._heartbeat = Heartbeat(self.node)
         own = socket.gethostname(), describe(), self._heartbeat.door
         known = self._messages.allgather(own)  # before any object of this package is pickled
@@ -233,18 +241,35 @@ class LeaderComm:
         self.exchange.pause()
         for way in (self._messages, self._rows):
             while way.iprobe():
-                with deferred_interrupts():  # an interrupt during the receive would lose the message
-                    self._receive(way)
+                with deferred_interrupts():  # otherwise an interrupt could lose the message
+                    self._begin_receive(way)
+        if self._receiving:
+            with deferred_interrupts():
+                self._take_received()
         self.exchange.resume()
         if self._voting is not None:  # a vote in the background, in steps between which this leader does not wait
             self._votes.pass_on(self._voting[0])
 
-    def _receive(self, way: Any) -> None:
-        """Receive one message, if one has arrived, and pass it to `take`."""
+    def _begin_receive(self, way: Any) -> None:
+        """Begin to receive a message. Only its beginning may have arrived, and its sender may be stopped."""
         status = self._mpi.Status()
         found = way.improbe(status=status)
         if found is not None:
-            self.take(status.Get_tag(), status.Get_source(), found.recv())
+            source = way is self._rows, status.Get_source()
+            self._receiving.append((status.Get_tag(), source, found.irecv()))
+
+    def _take_received(self) -> None:
+        """Pass complete messages to `take`, in the order in which each leader has sent them."""
+        incomplete: list[tuple[int, tuple[bool, int], Any]] = []
+        for kind, source, request in self._receiving:
+            is_complete, message = False, None
+            if all(source != other for _, other, _ in incomplete):
+                is_complete, message = request.test()
+            if is_complete:
+                self.take(kind, source[1], message)
+            else:
+                incomplete.append((kind, source, request))
+        self._receiving = incomplete
 
     def take(self, kind: int, node: int, message: Any) -> None:
         """Process a received message."""
@@ -254,10 +279,29 @@ class LeaderComm:
                 self.orders.append(message)
         elif kind == ANSWER:
             self.answers[node] = message
+            if isinstance(message, Answer):
+                self.large.begin(node, {place: np.empty(n_bytes, np.uint8) for place, n_bytes in message.large})
         elif kind == VOTE:
             self._votes.take(*message)
         else:  # the leader takes part in no further vote of that command
             self._aborted = max(self._aborted, message)
+            if message >= self.number:
+                self.large.cancel()
+
+    # -- answers
+
+    def answer(self, answer: Answer | Lost) -> None:
+        """Send the controller an answer, and begin to send its large replies."""
+        large: dict[int, np.ndarray] = {}
+        if isinstance(answer, Answer):
+            answer, large = without_large_replies(answer)
+        with deferred_interrupts():
+            self.send(0, ANSWER, answer)
+            self.large.begin(0, large, is_empty=self._aborted >= self.number)
+
+    def replies(self, node: int) -> list[bytes | None]:
+        """Return the replies of a node's ranks; ``None`` for those that are incomplete, as the command was aborted."""
+        return self.large.filled_in(node, self.answers[node].replies)
 
     def has_arrived(self) -> bool:
         """Return whether all sent messages have arrived."""
@@ -281,7 +325,7 @@ class LeaderComm:
         start = looked = time.perf_counter()
         while True:
             self.take_in()
-            self.exchange.advance()
+            is_idle = self.exchange.advance()
             self.complete_owed_exchange()
             result = found()
             if result:
@@ -293,7 +337,7 @@ class LeaderComm:
                 check()
             waited = now - start
             if waited > _YIELD_SECONDS:
-                time.sleep(min(waited / 50, _LONGEST_NAP))
+                time.sleep(min(waited / 50, _LONGEST_NAP if is_idle else _LONGEST_NAP_IN_EXCHANGE))
             elif waited > _SPIN_SECONDS:
                 os.sched_yield()
 
@@ -337,6 +381,7 @@ class LeaderComm:
     def begin(self, number: int) -> None:
         """Begin a command: drop the votes and exchanges of earlier ones, and end the thread of the latter."""
         self.exchange.rest()
+        self.large.drop()
         self.number, self._meeting = number, 0
         self._due.clear()
         self._votes.drop_before(number, self._owed and self._owed[0])

@@ -67,6 +67,7 @@ class MultiNodeGroup:
         self._waiting = False  # whether answers of other nodes are outstanding
         self._delay = 0.0  # seconds that `await_end` waits
         self._sent = 0  # time of the last message
+        self._n_missing = 0  # number of parts of large replies that had not arrived at the last check
         self._last_order: dict[int, int] = {}  # number of the last order to each node
         self._waited: dict[int, int] = {}  # nanoseconds that each node waited for others after its last answer
         self.ahead = self.report()[0]
@@ -203,7 +204,7 @@ class MultiNodeGroup:
         self._waited = {node: max(0, now - self._sent - self._comm.answers[node].took) for node in self._comm.others}
         answers: list[bytes | None] = []
         for node in range(len(self._world.sizes)):
-            answers += self._own if node == self._world.node else self._comm.answers[node].replies
+            answers += self._own if node == self._world.node else self._comm.replies(node)
         self._waiting = False
         return answers
 
@@ -224,6 +225,10 @@ class MultiNodeGroup:
         silent = self._comm.silent()
         check_nodes(self._group, silent)
         if not silent:
+            n_missing = self._comm.large.n_missing()
+            if n_missing != self._n_missing:  # a part has arrived, or the last answer before them
+                self._n_missing = n_missing
+                self._group.deadline.begin()
             check_exchange(self._group)
 
     def dead(self) -> list[int]:

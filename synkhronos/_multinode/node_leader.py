@@ -12,7 +12,7 @@ from typing import Any, Callable, NoReturn
 from synkhronos import _backends
 from synkhronos._memory import SegmentTable
 from synkhronos._multinode.heartbeat import LEAVE
-from synkhronos._multinode.leader_comm import ANSWER, LeaderComm
+from synkhronos._multinode.leader_comm import LeaderComm
 from synkhronos._multinode.node_messages import Answer, Ask, Bring, Do, Leave, Look, Lost, Report, Start, Stop
 from synkhronos._multinode.shipping import SegmentCache
 from synkhronos._native import native
@@ -97,7 +97,7 @@ def _serve(comm: LeaderComm, find_devices: Callable[..., list[str]]) -> None:
                 ranks = None
                 collect_garbage()
                 answer = Answer(order.number, [])
-        comm.send(0, ANSWER, answer)
+        comm.answer(answer)
 
 
 class NodeRanks:

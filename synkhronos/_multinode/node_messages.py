@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
+
+import numpy as np
 
 from synkhronos._memory import FilePart
 from synkhronos._multinode.shipping import Shipment
+from synkhronos._native import native
 from synkhronos._processes import Place
 from synkhronos._utils.interrupts import deferred_interrupts
 
@@ -128,12 +133,40 @@ class Answer(NamedTuple):
         Nanoseconds that the ranks took; only for `Do`.
     lacks : bool
         Whether a part of the data that came with the order could not be stored.
+    large : tuple of (int, int)
+        Places of the replies that follow the answer in parts, and their sizes in bytes.
     """
 
     number: int
     replies: Any
     took: int = 0
     lacks: bool = False
+    large: tuple[tuple[int, int], ...] = ()
+
+
+_LARGE_REPLY = 1 << 16  # bytes
+
+
+def without_large_replies(answer: Answer) -> tuple[Answer, dict[int, np.ndarray]]:
+    """Take the large replies of ranks out of an answer.
+
+    Returns
+    -------
+    answer : Answer
+        With ``None`` in place of these replies.
+    large : dict of int to uint8 array
+        The large replies, by their places.
+    """
+    replies = answer.replies if isinstance(answer.replies, list) else []
+    large = {
+        place: np.frombuffer(reply, np.uint8)
+        for place, reply in enumerate(replies)
+        if isinstance(reply, bytes) and len(reply) > _LARGE_REPLY
+    }
+    if not large:
+        return answer, large
+    rest = [None if place in large else reply for place, reply in enumerate(replies)]
+    return answer._replace(replies=rest, large=tuple((place, one.size) for place, one in large.items())), large
 
 
 class Lost(NamedTuple):
@@ -159,6 +192,69 @@ class Lost(NamedTuple):
     exitcode: int | None = None
     is_dead: bool = False
     replaced: tuple[int, ...] = ()
+
+
+# -- large replies
+
+_PART_BYTES = 1 << 20  # the time-out limits each part
+
+
+class LargeReplies:
+    """Large replies of ranks, which follow the answer of their leader in parts: pieces of the exchange of arrays.
+
+    Parameters
+    ----------
+    exchange : Exchange
+        Exchange of this leader with the others.
+    first_tag, n_tags : int
+        Tags of the parts are ``first_tag + 4 * i``, where ``i`` counts to ``n_tags`` again and again.
+    is_receiver : bool
+        Whether this leader receives, as the controller, or sends.
+    """
+
+    def __init__(self, exchange: native.Exchange, first_tag: int, n_tags: int, is_receiver: bool) -> None:
+        self._exchange, self._first_tag, self._n_tags, self._is_receiver = exchange, first_tag, n_tags, is_receiver
+        self._n_begun: Counter[int] = Counter()  # number of parts, by the other leader's node
+        # place, content and parts of each reply, by the other leader's node
+        self._replies: dict[int, list[tuple[int, np.ndarray, list[native.Piece]]]] = {}
+
+    def begin(self, node: int, large: dict[int, np.ndarray], is_empty: bool = False) -> None:
+        """Begin to send replies to another leader, as empty messages if ``is_empty``, or to receive them from it."""
+        self._replies[node] = []
+        for place, content in large.items():
+            parts = []
+            for start in range(0, content.size, _PART_BYTES):
+                message = [(node, content[start : start + _PART_BYTES])]
+                sent, received = ([], message) if self._is_receiver else (message, [])
+                tag = self._first_tag + 4 * (self._n_begun[node] % self._n_tags)
+                self._n_begun[node] += 1
+                parts.append(self._exchange.begin(tag, sent, received, [], [], None, None, is_empty))
+            self._replies[node].append((place, content, parts))
+
+    def _parts(self) -> list[native.Piece]:
+        return [part for replies in self._replies.values() for _, _, parts in replies for part in parts]
+
+    def cancel(self) -> None:
+        """Send the rest as empty messages, because the controller does not read it."""
+        if not self._is_receiver:
+            for part in self._parts():
+                part.fail()
+
+    def drop(self) -> None:
+        """Forget the replies; parts that are still in transfer are completed."""
+        self.cancel()
+        self._replies.clear()
+
+    def n_missing(self) -> int:
+        """Return the number of parts that are not complete."""
+        return sum(not part.is_complete for part in self._parts())
+
+    def filled_in(self, node: int, replies: Sequence[bytes | None]) -> list[bytes | None]:
+        """Return the replies of an answer with the large ones in their places, unless these were cancelled."""
+        full = list(replies)
+        for place, content, parts in self._replies.get(node, ()):
+            full[place] = None if any(part.has_failed for part in parts) else content.tobytes()
+        return full
 
 
 # -- votes

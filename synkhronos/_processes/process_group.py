@@ -238,7 +238,7 @@ def check_exchange(group: ProcessGroup) -> None:
         return
     names = ", ".join(f"node {node} ({world.leaders.hosts[node]})" for node in others)
     who = f"the leader of {names}" if len(others) == 1 else f"a leader of {names}"
-    text = f"{who} did not continue a collective within {deadline.seconds} seconds"
+    text = f"{who} did not continue an exchange within {deadline.seconds} seconds"
     raise WorkerTimeout(text, world.ranks_of(1)[0], 0)
 
 

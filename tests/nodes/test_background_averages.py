@@ -328,7 +328,7 @@ def test_an_average_without_progress_is_reported(hosts, start_slow):
     since = time.monotonic()
     hosts.leader("hostb").send_signal(signal.SIGSTOP)
     when, text = hear(job)
-    assert text.startswith("the leader of node 1 (hostb) did not continue a collective within 4 seconds")
+    assert text.startswith("the leader of node 1 (hostb) did not continue an exchange within 4 seconds")
     assert when - since < NOTIFIED + 10
     ends_badly(hosts, job, since, limit=30)
 

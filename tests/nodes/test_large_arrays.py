@@ -3,8 +3,13 @@
 Each process that mpiexec starts is a node. Pieces are small in most tests, so that each array has many of them.
 """
 
+import json
+import signal
+import time
+
 import pytest
-from mpi_jobs import HELPERS, ends_well, hear, needs_mpi, output_of, start_until_ready
+from deadline import wait_for
+from mpi_jobs import HELPERS, ends_badly, ends_well, hear, needs_mpi, output_of, start_until_ready
 
 pytestmark = needs_mpi
 
@@ -250,3 +255,90 @@ def test_ctrl_c_during_an_exchange_over_a_slow_link(hosts, tmp_path, rate, colle
     ends_well(hosts, job)
     print(f"Ctrl-C in {collective} at {rate}: {seconds:.2f} s")
     assert seconds < 3
+
+
+#: A program that waits until the link is slow, and has variables whose values another node sends.
+RESULTS = """
+    import threading
+    from pathlib import Path
+    from deadline import wait_for
+    synk.fork(1, use_gpu=False, timeout=3)
+    large, small = theano.shared(np.arange(4_000_000, dtype="float32")), theano.shared(np.ones(9))
+    medium = theano.shared(np.arange(1_500_000, dtype="float32"))
+    x = T.vector("x")
+    f = synk.function([x], [(large * x.sum(), "sum"), (x.sum(), "sum")])
+    synk.broadcast([large, medium, small])
+    say("ready")
+    wait_for(Path("PATH").exists, "the limit of the link")
+"""
+
+
+def test_the_timeout_limits_a_part_of_a_result_of_another_node(hosts, start_slow):
+    """The value of 6 MB arrives in about 5 s."""
+    job = start_slow(
+        "10mbit",
+        RESULTS,
+        """
+        began = time.monotonic()
+        got = synk.get_value(1, medium)
+        say(time.monotonic() - began > 4, (got == medium.get_value()).all())
+        synk.close()
+        """,
+    )
+    assert hear(job)[1] == "True True"
+    ends_well(hosts, job)
+
+
+@pytest.mark.parametrize("rate, call", [("10mbit", "synk.get_value(1, large)"), ("40mbit", "f(np.ones(2))")])
+def test_ctrl_c_while_another_node_sends_a_result_over_a_slow_link(hosts, start_slow, rate, call):
+    job = start_slow(
+        rate,
+        RESULTS,
+        f"""
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        since = time.monotonic() + 1
+        try:
+            {call}
+        except KeyboardInterrupt:
+            say(time.monotonic() - since)
+        synk.all_reduce(small, "sum")
+        say(*set(small.get_value().tolist()))
+        say((synk.get_value(1, large) == large.get_value()).all())
+        synk.close()
+        """,
+    )
+    seconds = float(hear(job)[1])
+    hosts.limit(None)
+    assert [hear(job)[1] for _ in range(2)] == ["2.0", "True"]
+    ends_well(hosts, job)
+    print(f"Ctrl-C during {call} at {rate}: {seconds:.2f} s")
+    assert seconds < 3
+
+
+@pytest.mark.parametrize("stopped", ["SIGSTOP", "SIGKILL"])
+def test_a_leader_that_is_lost_while_it_sends_a_result(hosts, start_slow, stopped):
+    job = start_slow(
+        "10mbit",
+        RESULTS,
+        """
+        try:
+            synk.get_value(1, large)
+        except synk.SynkhronosError as error:
+            say(type(error).__name__, error)
+        """,
+    )
+    leader = hosts.leader("hostb")
+
+    def sent():
+        return json.loads(hosts.inside("hostb", "ip", "-s", "-j", "link", "show", "eth0"))[0]["stats64"]["tx"]["bytes"]
+
+    before = sent()
+    wait_for(lambda: sent() > before + 500_000, "the first bytes of the result")
+    leader.send_signal(signal.Signals[stopped])
+    if stopped == "SIGSTOP":
+        text = hear(job)[1]
+        assert text.startswith(
+            "WorkerTimeout the leader of node 1 (hostb) did not continue an exchange within 3 seconds"
+        )
+    hosts.limit(None)
+    ends_badly(hosts, job, time.monotonic(), 30)

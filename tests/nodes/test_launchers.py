@@ -39,7 +39,7 @@ MPIS = {
 SESSION = f"""
     import atexit, os, sys, time
     sys.path.insert(0, {str(HELPERS)!r})
-    from backend import T
+    from backend import T, theano
     import numpy as np
     import synkhronos as synk
     n = synk.fork(None if "all" in sys.argv else 1, use_gpu=False)
@@ -47,6 +47,13 @@ SESSION = f"""
     f = synk.function([x], T.sqrt((x * x).mean()), exact=True)
     X = np.random.RandomState(0).rand(13, 3)
     assert np.allclose(f(X), np.sqrt((X * X).mean()))
+    w = theano.shared(np.arange(400_000.0))  # 3.2 MB: exchanged in pieces, and its value comes in parts
+    g = synk.function([x], [synk.averaged(w * x.mean()), synk.averaged(T.exp(-w) + x.mean())])
+    means = [w.get_value() * X.mean(), np.exp(-w.get_value()) + X.mean()]
+    for _ in range(3):  # the later ones begin early
+        assert all(map(np.allclose, g(X), means))
+    synk.all_reduce(w, "sum")
+    assert all((synk.get_value(rank, w) == n * np.arange(400_000.0)).all() for rank in (0, n - 1))
     print(n, "ranks agree", flush=True)
 """
 

@@ -226,7 +226,7 @@ def test_a_leader_that_is_stopped_is_reported(hosts):
     os.kill(leader, signal.SIGSTOP)
     when, text = hear(job)
     answers = "WorkerTimeout rank 2, which leads node 1 (hostb), did not answer within 3 seconds"
-    exchanges = "WorkerTimeout the leader of node 1 (hostb) did not continue a collective within 3 seconds"
+    exchanges = "WorkerTimeout the leader of node 1 (hostb) did not continue an exchange within 3 seconds"
     assert text.startswith((answers, exchanges))  # by what it did when it was stopped
     assert when - since < 4 + NOTIFIED  # the timeout, and 1 s for the leader's report
     left = ends_badly(hosts, job, since, limit=20)
