@@ -260,16 +260,17 @@ class LeaderComm:
 
     def _take_received(self) -> None:
         """Pass complete messages to `take`, in the order in which each leader has sent them."""
-        incomplete: list[tuple[int, tuple[bool, int], Any]] = []
-        for kind, source, request in self._receiving:
-            is_complete, message = False, None
-            if all(source != other for _, other, _ in incomplete):
-                is_complete, message = request.test()
+        behind: set[tuple[bool, int]] = set()  # leaders whose next message is incomplete
+        i = 0
+        while i < len(self._receiving):
+            kind, source, request = self._receiving.pop(i)  # also if it cannot be unpickled
+            is_complete, message = (False, None) if source in behind else request.test()
             if is_complete:
                 self.take(kind, source[1], message)
             else:
-                incomplete.append((kind, source, request))
-        self._receiving = incomplete
+                behind.add(source)
+                self._receiving.insert(i, (kind, source, request))
+                i += 1
 
     def take(self, kind: int, node: int, message: Any) -> None:
         """Process a received message."""
@@ -278,9 +279,9 @@ class LeaderComm:
                 self._ordered = message.number
                 self.orders.append(message)
         elif kind == ANSWER:
-            self.answers[node] = message
             if isinstance(message, Answer):
-                self.large.begin(node, {place: np.empty(n_bytes, np.uint8) for place, n_bytes in message.large})
+                self.large.receive(node, message.large)
+            self.answers[node] = message
         elif kind == VOTE:
             self._votes.take(*message)
         else:  # the leader takes part in no further vote of that command
@@ -292,15 +293,16 @@ class LeaderComm:
 
     def answer(self, answer: Answer | Lost) -> None:
         """Send the controller an answer, and begin to send its large replies."""
+        self.take_in()
         large: dict[int, np.ndarray] = {}
         if isinstance(answer, Answer):
-            answer, large = without_large_replies(answer)
+            answer, large = without_large_replies(answer, is_aborted=self._aborted >= self.number)
         with deferred_interrupts():
             self.send(0, ANSWER, answer)
-            self.large.begin(0, large, is_empty=self._aborted >= self.number)
+            self.large.send(large)
 
     def replies(self, node: int) -> list[bytes | None]:
-        """Return the replies of a node's ranks; ``None`` for those that are incomplete, as the command was aborted."""
+        """Return the replies of a node's ranks; ``None`` for large ones of a command that was aborted."""
         return self.large.filled_in(node, self.answers[node].replies)
 
     def has_arrived(self) -> bool:
@@ -577,10 +579,10 @@ class LeaderComm:
         return os.getpid() == self._pid
 
     def close(self) -> None:
-        """Finalize MPI when all sent messages have arrived. All leaders call this."""
+        """Finalize MPI when all messages have arrived. All leaders call this."""
         if self.is_own_process() and not self._mpi.Is_finalized():
             self.exchange.rest()
-            self.wait(self.has_arrived)
+            self.wait(lambda: self.has_arrived() and not self._receiving and self.exchange.advance())
             self._heartbeat.leave()
             self._mpi.Finalize()
             self._heartbeat.stop()

@@ -81,7 +81,7 @@ class MultiNodeGroup:
         self._shipping.forget(envelope.release.segments)
         loads = [self._bring(envelope, node) for node in self._comm.others]
         with deferred_interrupts():  # either all nodes receive the message, or none
-            self._own, self._waiting, self._sent = None, True, monotonic_ns()
+            self._own, self._waiting, self._sent, self._n_missing = None, True, monotonic_ns(), 0
             self._comm.begin(self._comm.number + 1)
             for node, (shipment, refusal) in zip(self._comm.others, loads):
                 order = Do(self._comm.number, message, shipment, refusal, self._waited.get(node, 0))
@@ -202,10 +202,11 @@ class MultiNodeGroup:
         now = monotonic_ns()
         self.timeline.put_off(self._group.sync.sent, now)
         self._waited = {node: max(0, now - self._sent - self._comm.answers[node].took) for node in self._comm.others}
+        self._waiting = False  # also if there is no memory for the replies
         answers: list[bytes | None] = []
         for node in range(len(self._world.sizes)):
             answers += self._own if node == self._world.node else self._comm.replies(node)
-        self._waiting = False
+        self._comm.large.drop()
         return answers
 
     def _raise_losses(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
@@ -12,6 +13,7 @@ from synkhronos._memory import FilePart
 from synkhronos._multinode.shipping import Shipment
 from synkhronos._native import native
 from synkhronos._processes import Place
+from synkhronos._rank import Failure
 from synkhronos._utils.interrupts import deferred_interrupts
 
 
@@ -147,8 +149,14 @@ class Answer(NamedTuple):
 _LARGE_REPLY = 1 << 16  # bytes
 
 
-def without_large_replies(answer: Answer) -> tuple[Answer, dict[int, np.ndarray]]:
+def without_large_replies(answer: Answer, is_aborted: bool) -> tuple[Answer, dict[int, np.ndarray]]:
     """Take the large replies of ranks out of an answer.
+
+    Parameters
+    ----------
+    answer : Answer
+    is_aborted : bool
+        Whether the command was aborted. Large results are then left out, and failures stay in the answer.
 
     Returns
     -------
@@ -163,9 +171,13 @@ def without_large_replies(answer: Answer) -> tuple[Answer, dict[int, np.ndarray]
         for place, reply in enumerate(replies)
         if isinstance(reply, bytes) and len(reply) > _LARGE_REPLY
     }
+    if is_aborted:
+        large = {place: one for place, one in large.items() if not isinstance(pickle.loads(one.data), Failure)}
     if not large:
         return answer, large
     rest = [None if place in large else reply for place, reply in enumerate(replies)]
+    if is_aborted:
+        return answer._replace(replies=rest), {}
     return answer._replace(replies=rest, large=tuple((place, one.size) for place, one in large.items())), large
 
 
@@ -215,24 +227,39 @@ class LargeReplies:
     def __init__(self, exchange: native.Exchange, first_tag: int, n_tags: int, is_receiver: bool) -> None:
         self._exchange, self._first_tag, self._n_tags, self._is_receiver = exchange, first_tag, n_tags, is_receiver
         self._n_begun: Counter[int] = Counter()  # number of parts, by the other leader's node
-        # place, content and parts of each reply, by the other leader's node
-        self._replies: dict[int, list[tuple[int, np.ndarray, list[native.Piece]]]] = {}
+        # place, content (or why there is no memory for it) and parts of each reply, by the other leader's node
+        self._replies: dict[int, list[tuple[int, np.ndarray | MemoryError, list[native.Piece]]]] = {}
 
-    def begin(self, node: int, large: dict[int, np.ndarray], is_empty: bool = False) -> None:
-        """Begin to send replies to another leader, as empty messages if ``is_empty``, or to receive them from it."""
+    def send(self, large: dict[int, np.ndarray]) -> None:
+        """Begin to send replies, by their places, to the controller."""
+        self._replies[0] = [(place, content, self._begin(0, _parts_of(content))) for place, content in large.items()]
+
+    def receive(self, node: int, large: Sequence[tuple[int, int]]) -> None:
+        """Begin to receive replies with these places and sizes from another leader.
+
+        If there is no memory for one, its parts are received one over the other, and `filled_in` raises the error.
+        """
         self._replies[node] = []
-        for place, content in large.items():
-            parts = []
-            for start in range(0, content.size, _PART_BYTES):
-                message = [(node, content[start : start + _PART_BYTES])]
-                sent, received = ([], message) if self._is_receiver else (message, [])
-                tag = self._first_tag + 4 * (self._n_begun[node] % self._n_tags)
-                self._n_begun[node] += 1
-                parts.append(self._exchange.begin(tag, sent, received, [], [], None, None, is_empty))
-            self._replies[node].append((place, content, parts))
+        for place, n_bytes in large:
+            content: np.ndarray | MemoryError
+            try:
+                content = np.empty(n_bytes, np.uint8)
+                parts = _parts_of(content)
+            except MemoryError as error:
+                content, scratch = error, np.empty(_PART_BYTES, np.uint8)
+                parts = [scratch[: min(_PART_BYTES, n_bytes - start)] for start in range(0, n_bytes, _PART_BYTES)]
+            self._replies[node].append((place, content, self._begin(node, parts)))
 
-    def _parts(self) -> list[native.Piece]:
-        return [part for replies in self._replies.values() for _, _, parts in replies for part in parts]
+    def _begin(self, node: int, parts: Sequence[np.ndarray]) -> list[native.Piece]:
+        """Begin to exchange parts of a reply with another leader."""
+        begun = []
+        for part in parts:
+            tag = self._first_tag + 4 * (self._n_begun[node] % self._n_tags)
+            self._n_begun[node] += 1
+            message = [(node, part)]
+            sent, received = ([], message) if self._is_receiver else (message, [])
+            begun.append(self._exchange.begin(tag, sent, received, [], [], None, None, False))
+        return begun
 
     def cancel(self) -> None:
         """Send the rest as empty messages, because the controller does not read it."""
@@ -249,12 +276,27 @@ class LargeReplies:
         """Return the number of parts that are not complete."""
         return sum(not part.is_complete for part in self._parts())
 
+    def _parts(self) -> list[native.Piece]:
+        return [part for replies in self._replies.values() for _, _, parts in replies for part in parts]
+
     def filled_in(self, node: int, replies: Sequence[bytes | None]) -> list[bytes | None]:
-        """Return the replies of an answer with the large ones in their places, unless these were cancelled."""
+        """Return the replies of an answer with the large ones in their places, unless these were cancelled.
+
+        Raises
+        ------
+        MemoryError
+            If there was no memory for a reply.
+        """
         full = list(replies)
         for place, content, parts in self._replies.get(node, ()):
+            if isinstance(content, MemoryError):
+                raise content
             full[place] = None if any(part.has_failed for part in parts) else content.tobytes()
         return full
+
+
+def _parts_of(content: np.ndarray) -> list[np.ndarray]:
+    return [content[start : start + _PART_BYTES] for start in range(0, content.size, _PART_BYTES)]
 
 
 # -- votes

@@ -218,6 +218,7 @@ class Dispatcher:
                 cause = own_error if failed == self._group.master_rank else None
                 device = self._group.devices[failed]
                 raise worker_error(command, self._replica.describe, failed, device, results, cause, outcome)
+            assert replies.count(None) <= 1  # other nodes leave replies out only if a rank has failed
             self._steps.forget()
             self._ledger.n_failures -= 1
             results = [self._read(rank, one, isinstance(command, InOrder)) for rank, one in enumerate(results)]

@@ -257,6 +257,79 @@ def test_ctrl_c_during_an_exchange_over_a_slow_link(hosts, tmp_path, rate, colle
     assert seconds < 3
 
 
+@pytest.mark.parametrize("ranks", [(1, 1), (1, 2), (2, 1, 1)], ids=str)
+def test_an_error_with_a_long_message_on_another_node(ranks):
+    """Failures are never left out, unlike the large results of a command that has failed."""
+    lines = run(
+        """
+        if hasattr(T, "opt"):
+            from theano.tensor.opt import Assert
+        else:
+            from pytensor.raise_op import Assert
+        x, w = T.vector("x", dtype="float64"), shared(np.zeros(3))
+        checked = Assert("y" * 200_000)(x, T.all(x < 10))
+        large = T.zeros((50_000,)) + checked.sum()
+        for f in [
+            synk.function([x], [], updates=[(w, w + checked.sum())]),
+            synk.function([x], [(large, "sum")]),
+            synk.function([x], [synk.summed(checked.sum()), (large, "sum")]),
+        ]:
+            for bad in range(n):
+                X = np.ones(n)
+                X[bad] = 20
+                try:
+                    f(X)
+                    raise SystemExit("no error")
+                except synk.WorkerError as error:
+                    assert error.rank == bad and "y" * 200_000 in str(error)
+                    assert "sequence" not in str(error)
+                f(np.ones(n))
+                try:
+                    with synk.sequence():
+                        f(np.ones(n))
+                        f(X)
+                    raise SystemExit("no error")
+                except synk.WorkerError as error:
+                    assert error.rank == bad and "This was part 2 of a sequence of 2" in str(error)
+        print("fine")
+        """,
+        ranks,
+    )
+    assert lines[-1] == "fine"
+
+
+def test_a_result_without_memory_for_it():
+    """The controller receives the parts all the same, and the session continues."""
+    lines = run(
+        """
+        import resource
+        w, small = shared(np.arange(float(80 << 17))), shared(np.ones(3))
+        synk.broadcast([w, small])
+        for _ in range(2):
+            [synk.get_value(n - 1, small) for _ in range(3)]
+            used = int(open("/proc/self/statm").read().split()[0]) * 4096
+            before = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20), before[1]))
+            try:
+                synk.get_value(n - 1, w)
+                raise SystemExit("no error")
+            except MemoryError:
+                pass
+            finally:
+                resource.setrlimit(resource.RLIMIT_AS, before)
+            assert (synk.get_value(n - 1, small) == 1).all()
+            assert (synk.get_value(n - 1, w) == w.get_value()).all()
+        synk.close()
+        synk.fork(use_gpu=False)
+        synk.broadcast(w)
+        assert (synk.get_value(n - 1, w) == w.get_value()).all()
+        print("fine")
+        """,
+        (1, 2),
+    )
+    assert lines[-1] == "fine"
+
+
 #: A program that waits until the link is slow, and has variables whose values another node sends.
 RESULTS = """
     import threading
