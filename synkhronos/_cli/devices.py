@@ -263,6 +263,7 @@ def _numpys(environment: Mapping[str, str], peak: float) -> Part:
 
 
 _FAST = 0.7  # share of the vector units' peak above which narrower kernels do no harm
+_SLOW = 0.1  # share below which the measurement was probably disturbed
 
 
 def _part(
@@ -277,6 +278,8 @@ def _part(
     notes = [f"{kernels} kernels: {speed}" if kernels else speed, *notes]
     width = next((width for width, names in _WIDTHS.items() if kernels in names), 128)
     widest = width_of_processor()
+    if product["gflops"] < _SLOW * peak:
+        notes.insert(0, "slow: other programs may use the cores")
     state = OK
     if kernels and width < widest and not (peak and product["gflops"] > _FAST * peak):
         notes.insert(0, f"its kernels are of {width} bits, the processor's vectors of {widest}")

@@ -13,6 +13,7 @@ Each variant is compiled when it is first needed:
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,12 +59,13 @@ from synkhronos._graph.shared_variables import (
 from synkhronos._utils.display import progress
 
 
-def as_in(item: Any, allow_downcast: bool | None) -> Any:
-    """Return an input as the backend's ``In``."""
+def as_in(item: Any, argument: str, allow_downcast: bool | None) -> Any:
+    """Return an input, which was in the list of this argument, as the backend's ``In``."""
     if isinstance(item, In):
         return item
     if not isinstance(item, Variable):
-        raise TypeError(f"inputs has {item!r}; expected {TITLE} variables or {engine}.In")
+        by_name = "; pass updates by name: updates=[...]" if isinstance(item, tuple) else ""
+        raise TypeError(f"{argument} has {item!r}; expected {TITLE} variables or {engine}.In{by_name}")
     return In(item, allow_downcast=allow_downcast)
 
 
@@ -260,7 +262,8 @@ class Graph:
         sliceable_shareds: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> None:
-        ins = [as_in(item, kwargs.get("allow_input_downcast")) for item in (*inputs, *bcast_inputs)]
+        given = [*zip(inputs, itertools.repeat("inputs")), *zip(bcast_inputs, itertools.repeat("bcast_inputs"))]
+        ins = [as_in(item, argument, kwargs.get("allow_input_downcast")) for item, argument in given]
         self.n_scattered = len(inputs)
         self.axes = [0] * len(inputs)
         self.outputs = list(outputs)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar, cast
 from synkhronos._session.lifecycle import close, current, fork, held
 from synkhronos._session.profiles import Profile, Serial, begin, events, finish
 from synkhronos._session.submission import Recorder
-from synkhronos._utils.display import html_table, text_table
+from synkhronos._utils.display import check_keywords, html_table, text_table
 from synkhronos._utils.interrupts import let_interrupts_pass
 from synkhronos.errors import SessionError
 
@@ -114,6 +114,7 @@ def session(*args: Any, **kwargs: Any) -> Block:
     ...     print(n_ranks, synk.function([x], x.mean())([1, 2, 6]))
     2 3.0
     """
+    check_keywords(fork, kwargs)
     inspect.signature(fork).bind(*args, **kwargs)  # raises TypeError here, not when the block is entered
     return Block(args, kwargs)
 

@@ -24,6 +24,7 @@ from synkhronos._session.diagnostics import check_cores, check_threads, warn
 from synkhronos._session.dispatch import BUSY
 from synkhronos._session.profiles import Profile, Serial, begin, finish
 from synkhronos._session.state import Session
+from synkhronos._utils.display import check_keywords
 from synkhronos._utils.interrupts import collect_garbage, new_lock
 from synkhronos.errors import SessionError
 
@@ -70,6 +71,7 @@ def _one_at_a_time(function: _Callable) -> _Callable:
 
     @functools.wraps(function)
     def wait_and_call(*args: Any, **kwargs: Any) -> Any:
+        check_keywords(function, kwargs)
         native.require_frames(_FRAMES)  # a later RecursionError would leave workers running
         if _session is None or not _session.in_a_call():
             with _lock:

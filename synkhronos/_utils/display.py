@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import inspect
 import itertools
 import os
 import shutil
@@ -42,6 +43,14 @@ def unknown_keyword(function: str, name: str, known: Sequence[str]) -> TypeError
     similar = difflib.get_close_matches(name, known, n=2, cutoff=0.7)
     meant = f"; did you mean {' or '.join(similar)}?" if similar else "."
     return TypeError(f"{function} has no argument {name!r}{meant} It takes {', '.join(known)}")
+
+
+def check_keywords(function: Callable[..., Any], keywords: Iterable[str]) -> None:
+    """Raise `TypeError` for a keyword argument that a public function does not have."""
+    known = list(inspect.signature(function).parameters)
+    for name in keywords:
+        if name not in known:
+            raise unknown_keyword(f"synkhronos.{function.__name__}", name, known)
 
 
 def text_table(lines: Sequence[Sequence[str]]) -> str:

@@ -134,6 +134,7 @@ def test_batch_needs_scattered_inputs(two):
         ({"inputs": ["x"]}, TypeError, "inputs"),
         ({"inputs": [T.dscalar("point")]}, TypeError, "point.*bcast_inputs"),
         ({"inputs": [], "bcast_inputs": T.dvector()}, TypeError, "bcast_inputs"),
+        ({"inputs": [], "bcast_inputs": [(1, 2)]}, TypeError, "^bcast_inputs has .1, 2.; .*updates by name"),
         ({"inputs": [], "outputs": [(T.constant(1.0), "mean")]}, ValueError, "'mean'"),
         ({"inputs": [], "outputs": [(T.constant(1.0), "c_median")]}, ValueError, "median"),
         ({"inputs": [], "outputs": "text"}, TypeError, "output"),

@@ -151,8 +151,9 @@ class TestBlock:
 
     def test_arguments_are_those_of_fork(self):
         assert list(inspect.signature(synk.session).parameters) == list(inspect.signature(synk.fork).parameters)
-        with pytest.raises(TypeError, match="unexpected keyword argument 'n_paralel'"):
-            synk.session(n_paralel=2)
+        for function in synk.session, synk.fork:
+            with pytest.raises(TypeError, match="fork has no argument 'n_paralel'; did you mean n_parallel"):
+                function(n_paralel=2)
         with pytest.raises(ValueError, match="n_parallel is 0; expected at least 1"), synk.session(0):
             raise AssertionError
         synk.fork(2)
