@@ -195,9 +195,9 @@ clean:
 	rm -rf $(VENV) $(VENV)-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Installs the project, editable in a way that mypy follows, with one of the extras of pyproject.toml.
+# Installs the project, editable, with one of the extras of pyproject.toml.
 $(VENV)/with-%: pyproject.toml setup.py synkhronos-start.pth $(wildcard synkhronos/_native/*.[ch]) | $(BIN)/pip
-	$(BIN)/python -m pip install -qq --disable-pip-version-check --config-settings editable_mode=compat --editable '.[$*]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 
 # A recent pip builds Theano's and Lasagne's wheels in isolation; the pip that comes with Python may not.

@@ -38,11 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises
     ------
     SystemExit
-        With code 0 after help and version, code 1 if a folder hides the package, and code 2 for invalid arguments.
+        With code 0 after help and version, and with code 2 for invalid arguments.
     """
-    package = sys.modules["synkhronos"]
-    if getattr(package, "__file__", None) is None:  # a folder, which Python has found before the installed package
-        sys.exit(f"the folder {next(iter(package.__path__))} hides the installed package; use another current folder")
     given = sys.argv[1:] if arguments is None else list(arguments)
     own = count_own_options(given[1:])
     if given[:1] == ["run"] and given[1 + own :] and given[1 + own] not in ("-h", "--help"):

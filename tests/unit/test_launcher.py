@@ -31,22 +31,6 @@ def test_the_launcher_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_folder_that_hides_the_package_is_named(tmp_path):
-    """As in the folder above a clone: Python imports the folder, and finds the package's modules all the same."""
-    (tmp_path / "synkhronos").mkdir()
-    program = f"""
-        import importlib.machinery, importlib.util, sys
-        import synkhronos.__main__ as command_line
-        hiding = importlib.machinery.PathFinder.find_spec("synkhronos", [{str(tmp_path)!r}])
-        sys.modules["synkhronos"] = importlib.util.module_from_spec(hiding)
-        command_line.main(["info"])
-    """
-    done = subprocess.run(without_the_package(program), capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    expected = f"the folder {tmp_path / 'synkhronos'} hides the installed package; use another current folder\n"
-    assert done.stderr == expected
-
-
 def test_run_does_not_import_theano(tmp_path):
     done = launch("run", "-c", "pass", cache=tmp_path, options=["-X", "importtime"], check=True)
     imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
