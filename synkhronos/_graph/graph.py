@@ -13,7 +13,6 @@ Each variant is compiled when it is first needed:
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -262,8 +261,9 @@ class Graph:
         sliceable_shareds: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> None:
-        given = [*zip(inputs, itertools.repeat("inputs")), *zip(bcast_inputs, itertools.repeat("bcast_inputs"))]
-        ins = [as_in(item, argument, kwargs.get("allow_input_downcast")) for item, argument in given]
+        may_downcast = kwargs.get("allow_input_downcast")
+        ins = [as_in(one, "inputs", may_downcast) for one in inputs]
+        ins += [as_in(one, "bcast_inputs", may_downcast) for one in bcast_inputs]
         self.n_scattered = len(inputs)
         self.axes = [0] * len(inputs)
         self.outputs = list(outputs)

@@ -306,8 +306,9 @@ class LeaderComm:
         return self.large.filled_in(node, self.answers[node].replies)
 
     def has_arrived(self) -> bool:
-        """Return whether all sent messages have arrived."""
-        return all(request.test()[0] for request in self._sending)
+        """Return whether all messages have arrived, those that this leader has sent and those that it receives."""
+        is_sent = all(request.test()[0] for request in self._sending)
+        return is_sent and not self._receiving and self.exchange.advance()
 
     def wait(self, found: Callable[[], Any], check: Callable[[], None] | None = None) -> Any:
         """Wait until ``found()`` returns a true value, and return it.
@@ -582,7 +583,7 @@ class LeaderComm:
         """Finalize MPI when all messages have arrived. All leaders call this."""
         if self.is_own_process() and not self._mpi.Is_finalized():
             self.exchange.rest()
-            self.wait(lambda: self.has_arrived() and not self._receiving and self.exchange.advance())
+            self.wait(self.has_arrived)
             self._heartbeat.leave()
             self._mpi.Finalize()
             self._heartbeat.stop()

@@ -163,7 +163,7 @@ def without_large_replies(answer: Answer, is_aborted: bool) -> tuple[Answer, dic
     answer : Answer
         With ``None`` in place of these replies.
     large : dict of int to uint8 array
-        The large replies, by their places.
+        The replies that follow the answer, by their places.
     """
     replies = answer.replies if isinstance(answer.replies, list) else []
     large = {
@@ -174,11 +174,10 @@ def without_large_replies(answer: Answer, is_aborted: bool) -> tuple[Answer, dic
     if is_aborted:
         large = {place: one for place, one in large.items() if not isinstance(pickle.loads(one.data), Failure)}
     if not large:
-        return answer, large
+        return answer, {}
     rest = [None if place in large else reply for place, reply in enumerate(replies)]
-    if is_aborted:
-        return answer._replace(replies=rest), {}
-    return answer._replace(replies=rest, large=tuple((place, one.size) for place, one in large.items())), large
+    following = {} if is_aborted else large
+    return answer._replace(replies=rest, large=tuple((place, one.size) for place, one in following.items())), following
 
 
 class Lost(NamedTuple):

@@ -5,6 +5,7 @@ begins early. It must print the same. The last tests have two hosts with a slow 
 """
 
 import pytest
+from backend import on_theano
 from mpi_jobs import HELPERS, ends_well, hear, needs_mpi, output_of
 
 pytestmark = needs_mpi
@@ -42,7 +43,7 @@ PRELUDE = f"""
     draw = np.random.RandomState(0)
 
     def weights(*shape):
-        return theano.shared((draw.rand(*shape) - 0.5).astype("float32"), "w%dx%d" % shape)
+        return theano.shared((draw.rand(*shape) - 0.5).astype("float32"))
 
     def crc(*variables):
         return [zlib.crc32(np.ascontiguousarray(var.get_value())) for var in variables]
@@ -120,6 +121,87 @@ def test_exact_functions(ranks):
     assert lines[-1] == "early [(500, 7), (400, 500), (300, 400), 'finish'] 8"
 
 
+#: Networks of three layers, whose last is dense.
+NETWORKS = {
+    "convolutions": """
+        layers = [weights(32, 1, 3, 3), weights(64, 32, 7, 7), weights(4096, 50)]
+        h = normalised(T.nnet.conv2d(x[:, :256].reshape((x.shape[0], 1, 16, 16)), layers[0]), (0, 2, 3))
+        h = normalised(T.nnet.conv2d(Event(1)(h), layers[1]), (0, 2, 3))
+        h = Event(2)(h.flatten(2)).dot(layers[2])
+    """,
+    "batch normalisation": """
+        layers = [weights(300, 400), weights(400, 500), weights(500, 200)]
+        h = normalised(x.dot(layers[0]), (0,))
+        h = Event(2)(normalised(Event(1)(h).dot(layers[1]), (0,))).dot(layers[2])
+    """,
+    "LSTM": """
+        layers = [weights(60, 1600), weights(400, 1600), weights(400, 500)]
+        def cell(row, before, memory):
+            gates = T.dot(row, layers[0]) + T.dot(before, layers[1])
+            keep, write, read = [T.nnet.sigmoid(gates[:, 400 * i : 400 * (i + 1)]) for i in range(3)]
+            memory = keep * memory + write * T.tanh(gates[:, 1200:])
+            return read * T.tanh(memory), memory
+        rows = x.reshape((x.shape[0], 5, 60)).dimshuffle(1, 0, 2)
+        (states, _), _ = theano.scan(cell, rows, [T.zeros((x.shape[0], 400), dtype="float32")] * 2)
+        h = Event(2)(states[-1]).dot(layers[2])
+    """,
+    "condition": """
+        layers = [weights(300, 400), weights(400, 500), weights(500, 200)]
+        chosen, h = theano.shared(np.float32(1), "chosen"), x
+        for i, w in enumerate(layers):
+            h = (Event(i)(h) if i else h).dot(w)
+            h = ifelse(T.gt(chosen, 0), T.tanh(h), h / 2)
+    """,
+}
+
+_DENSE = ["forward 1", "forward 2", (500, 200), 2, (400, 500), 1, (300, 400), "finish"]
+#: In which order the controller computes `Event`s and their gradients, and adds large gradients to the exchange.
+ORDERS = {
+    "convolutions": ["forward 1", "forward 2", (4096, 50), 2, (64, 32, 7, 7), 1, "finish"],
+    "batch normalisation": _DENSE,
+    "LSTM": ["forward 2", (400, 500), 2, (400, 1600), (60, 1600), "finish"],
+    "condition": _DENSE,
+}
+
+
+@pytest.mark.numba
+@pytest.mark.parametrize("is_read", [False, True], ids=["", "read"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_exchange_begins_before_the_backward_pass_goes_on(network, is_read):
+    """With ``is_read``, the norm of all gradients is an output, and limits the step."""
+    if network == "convolutions" and not on_theano:
+        pytest.skip("PyTensor has no conv2d for several channels")
+    lines = run_both(
+        """
+        def by_axes(node):
+            shards = [([synk.Shard(axis)], [synk.Shard(axis)]) for axis in range(node.inputs[0].ndim)]
+            return [*shards, ([synk.Partial("sum")], [synk.Partial("sum")])]
+        synk.register_sharding(Event)(by_axes)
+
+        def normalised(h, axes):
+            h = h - h.mean(axes, keepdims=True)
+            return T.tanh(h / T.sqrt(T.sqr(h).mean(axes, keepdims=True) + np.float32(1e-3)))
+        """,
+        NETWORKS[network],
+        f"""
+        loss = T.sqr(h).mean()
+        gradients = T.grad(loss, layers)
+        norm = T.sqrt(sum(T.sqr(g).sum() for g in gradients))
+        rate = np.float32(0.1) / T.maximum(1, norm) if {is_read} else np.float32(0.1)
+        updates = [(w, w - rate * g) for w, g in zip(layers, gradients)]
+        step = synk.function([x], [loss, norm] if {is_read} else loss, updates=updates, exact=True, plan="rows")
+        for _ in range(4):
+            print(step(X), crc(*layers))
+        del events[:]
+        step(X)
+        print("early", [one for one in events if not isinstance(one, tuple) or np.prod(one) > 50_000])
+        assert synk.check_replicas() == {{}}
+        """,
+        ranks=(2, 1),
+    )
+    assert lines[-1] == f"early {ORDERS[network]}"
+
+
 def test_other_graphs():
     """A loop, a condition, gradients that others read and change, several reductions, and arrays that change shape."""
     lines = run_both(
@@ -153,7 +235,7 @@ def test_other_graphs():
         """,
         ranks=(2, 1),
     )
-    assert lines[5] == "early 4"  # in each call but the first
+    assert lines[5] == "early 8"  # two in each call but the first
 
 
 def test_collectives_between_the_begin_and_the_end():

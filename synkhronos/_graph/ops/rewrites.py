@@ -8,9 +8,11 @@ graph.
 
 This rewrite runs after equal collectives have been merged, since collectives with different numbers are not equal.
 
-On several nodes, each operand of a joined reduction becomes an `Operand`, so that its exchange begins when it exists.
-The engines evaluate the inputs of an operation in order, each with all that it depends on. Operands that depend on
-fewer others come first: in a backward pass, those of the last layers.
+On several nodes, reductions on which no collective depends, such as those of gradients, are all joined into one, with
+the greatest of their depths. Its exchange goes on while collectives before it run: those of batch normalisation, say.
+Each operand of a joined reduction becomes an `Operand`, so that its exchange begins when it exists. The engines
+evaluate the inputs of an operation in order, each with all that it depends on. Operands that depend on fewer others
+come first: in a backward pass, those of the last layers.
 
 A collective that only one branch of an `IfElse` needs is not joined, because the joined one would be computed for both
 values of the condition.
@@ -64,16 +66,20 @@ class _Join(Rewriter):
         depths: dict[Any, int] = {}
         levels: dict[int, list[Any]] = {}
         always = _always_computed(fgraph)
-        apart = []
-        for node in fgraph.toposort():
+        nodes = fgraph.toposort()
+        needed = _needed_by_collectives(nodes)
+        apart: list[Any] = []
+        last: list[Any] = []
+        for node in nodes:
             depth = max([depths[x.owner] for x in node.inputs if x.owner is not None], default=0)
             if isinstance(node.op, Collective):
                 depth += 1
-                if node in always:
-                    levels.setdefault(depth, []).append(node)
-                else:
-                    apart.append(node)
+                can_wait = _IS_SPREAD and node not in needed and _is_reduction([node])
+                chosen = apart if node not in always else last if can_wait else levels.setdefault(depth, [])
+                chosen.append(node)
             depths[node] = depth
+        if last:
+            levels.setdefault(max(map(depths.__getitem__, last)), []).extend(last)
         first = 1 + max(levels, default=0)
         n_ancestors = _count_ancestors(fgraph) if _IS_SPREAD and levels else {}
         for depth, nodes in [*levels.items(), *enumerate([[node] for node in apart], first)]:
@@ -92,6 +98,15 @@ class _Join(Rewriter):
             outputs = [y for node in nodes for y in node.outputs]
             _copy_traces(outputs, joined)
             fgraph.replace_all_validate(list(zip(outputs, joined)), reason="join collectives")
+
+
+def _needed_by_collectives(nodes: Sequence[Any]) -> set[Any]:
+    """Return those of the sorted Apply nodes on which collectives depend."""
+    found: set[Any] = set()
+    for node in reversed(nodes):
+        if isinstance(node.op, Collective) or node in found:
+            found.update(x.owner for x in node.inputs if x.owner is not None)
+    return found
 
 
 def _is_reduction(nodes: Sequence[Any]) -> bool:
