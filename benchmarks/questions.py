@@ -94,12 +94,12 @@ QUESTIONS = (
         "What does a second node bring?",
         "Milliseconds of a training step of 500 images on two hosts (network namespaces of one computer) with one core "
         "each, whose link has 1 Gbit/s. In "
-        "the first column one host computes its half of the images, without an exchange. For all 500, "
-        "one host alone takes about twice that (not measured).",
+        "the first two columns, one host computes half of the images, or all, without an exchange.",
         Times(
             [("nodes", "Step of the (MLP|CNN), 500 images, 1 Gbit/s", r"\1")],
             [
                 "Theano, 1 thread, 250 images",
+                "Theano, 1 thread, 500 images",
                 "PyTorch DDP, 2 hosts × 1 process",
                 "Synkhronos, 2 hosts × 1 rank",
                 "Synkhronos, 2 hosts × 1 rank, bfloat16",

@@ -6,7 +6,7 @@ begins early. It must print the same. The last tests have two hosts with a slow 
 
 import pytest
 from backend import on_theano
-from mpi_jobs import HELPERS, ends_well, hear, needs_mpi, output_of
+from mpi_jobs import HELPERS, ends_well, hear, needs_mpi, output_of, run_processes
 
 pytestmark = needs_mpi
 
@@ -135,13 +135,13 @@ NETWORKS = {
         h = Event(2)(normalised(Event(1)(h).dot(layers[1]), (0,))).dot(layers[2])
     """,
     "LSTM": """
-        layers = [weights(60, 1600), weights(400, 1600), weights(400, 500)]
+        layers = [weights(20, 1600), weights(400, 1600), weights(400, 500)]
         def cell(row, before, memory):
             gates = T.dot(row, layers[0]) + T.dot(before, layers[1])
             keep, write, read = [T.nnet.sigmoid(gates[:, 400 * i : 400 * (i + 1)]) for i in range(3)]
             memory = keep * memory + write * T.tanh(gates[:, 1200:])
             return read * T.tanh(memory), memory
-        rows = x.reshape((x.shape[0], 5, 60)).dimshuffle(1, 0, 2)
+        rows = x.reshape((x.shape[0], 15, 20)).dimshuffle(1, 0, 2)
         (states, _), _ = theano.scan(cell, rows, [T.zeros((x.shape[0], 400), dtype="float32")] * 2)
         h = Event(2)(states[-1]).dot(layers[2])
     """,
@@ -159,7 +159,7 @@ _DENSE = ["forward 1", "forward 2", (500, 200), 2, (400, 500), 1, (300, 400), "f
 ORDERS = {
     "convolutions": ["forward 1", "forward 2", (4096, 50), 2, (64, 32, 7, 7), 1, "finish"],
     "batch normalisation": _DENSE,
-    "LSTM": ["forward 2", (400, 500), 2, (400, 1600), (60, 1600), "finish"],
+    "LSTM": ["forward 2", (400, 500), 2, (400, 1600), "finish"],
     "condition": _DENSE,
 }
 
@@ -349,6 +349,29 @@ def test_pieces_are_exchanged_while_a_rank_computes():
         ranks=(1, 1),
     )
     assert lines[-1] == "[{True}]"
+
+
+def test_an_mpi_for_one_thread():
+    """If the program has initialized MPI for calls from one thread, no other thread advances the exchange."""
+    initialized = """
+        import logging, mpi4py
+        logging.basicConfig(level=logging.INFO)
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+        MPI.Init_thread(MPI.THREAD_FUNNELED)
+    """
+    steps = """
+        updates = [(w, w - np.float32(0.1) * g) for w, g in zip(layers, gradients)]
+        step = synk.function([x], loss, updates=updates, exact=True, plan="rows")
+        for _ in range(4):
+            print(float(step(X)), crc(*layers))
+        print(events.count("finish"))
+    """
+    program = [PRELUDE, "EVENTS = False", NET, steps]
+    code, out, err = run_processes(initialized, *program, RANKS="2 1")
+    assert (code, out) == (0, output_of(*program, RANKS="2 1")), err
+    assert out.splitlines()[-1] == "3"
+    assert err.count("MPI allows calls from one thread only") == 2  # the leaders
 
 
 def test_profiles_and_traces():

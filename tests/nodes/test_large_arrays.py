@@ -257,12 +257,8 @@ def test_an_error_with_a_long_message_on_another_node(ranks):
     """Failures are never left out, unlike the large results of a command that has failed."""
     lines = run(
         """
-        if hasattr(T, "opt"):
-            from theano.tensor.opt import Assert
-        else:
-            from pytensor.raise_op import Assert
         x, w = T.vector("x", dtype="float64"), shared(np.zeros(3))
-        checked = Assert("y" * 200_000)(x, T.all(x < 10))
+        checked = T.opt.Assert("y" * 200_000)(x, T.all(x < 10))
         large = T.zeros((50_000,)) + checked.sum()
         for f in [
             synk.function([x], [], updates=[(w, w + checked.sum())]),
