@@ -429,11 +429,9 @@ def test_training_steps_with_a_rule(session, rule):
     loss = T.sqr(T.dot(x, regression.w) - t).mean()
     step = make_train_function(loss, [regression.w], x, t, "adam", T.scalar("rate", "float64"), rule=rule)
     schedule = {"rate": 0.1}
-    run = step.loop(regression.rows, regression.targets, batch_size=4, epochs=30, schedule=schedule)
+    run = step.loop(regression.rows, regression.targets, batch_size=4, epochs=100, schedule=schedule)
     best = np.linalg.lstsq(regression.rows, regression.targets, rcond=None)[0]
-    distance = np.linalg.norm(run.params[0] - best)
-    print(f"distance {distance:.3f}")
-    assert distance < np.linalg.norm(1 - best) / 4  # the ranks of EASGD do not wait for each other, so it varies
+    np.testing.assert_allclose(run.params[0], best, atol=0.15)
     assert "LocalTrainFunction" in repr(step) and "every=2" in repr(step)
 
 

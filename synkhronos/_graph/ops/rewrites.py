@@ -67,15 +67,14 @@ class _Join(Rewriter):
         levels: dict[int, list[Any]] = {}
         always = _always_computed(fgraph)
         nodes = fgraph.toposort()
-        needed = _needed_by_collectives(nodes)
+        can_wait = _reductions_that_can_wait(nodes) if _IS_SPREAD else set()
         apart: list[Any] = []
         last: list[Any] = []
         for node in nodes:
             depth = max([depths[x.owner] for x in node.inputs if x.owner is not None], default=0)
             if isinstance(node.op, Collective):
                 depth += 1
-                can_wait = _IS_SPREAD and node not in needed and _is_reduction([node])
-                chosen = apart if node not in always else last if can_wait else levels.setdefault(depth, [])
+                chosen = apart if node not in always else last if node in can_wait else levels.setdefault(depth, [])
                 chosen.append(node)
             depths[node] = depth
         if last:
@@ -100,12 +99,16 @@ class _Join(Rewriter):
             fgraph.replace_all_validate(list(zip(outputs, joined)), reason="join collectives")
 
 
-def _needed_by_collectives(nodes: Sequence[Any]) -> set[Any]:
-    """Return those of the sorted Apply nodes on which collectives depend."""
+def _reductions_that_can_wait(nodes: Sequence[Any]) -> set[Any]:
+    """Return those of the sorted Apply nodes that are reductions on which no collective depends."""
     found: set[Any] = set()
+    needed: set[Any] = set()
     for node in reversed(nodes):
-        if isinstance(node.op, Collective) or node in found:
-            found.update(x.owner for x in node.inputs if x.owner is not None)
+        is_collective = isinstance(node.op, Collective)
+        if is_collective and node not in needed and _is_reduction([node]):
+            found.add(node)
+        if is_collective or node in needed:
+            needed.update(x.owner for x in node.inputs if x.owner is not None)
     return found
 
 
