@@ -377,6 +377,10 @@ def count_launched(environment: Mapping[str, str]) -> int:
     return next((int(environment[name]) for name in _SIZES if environment.get(name, "").isdigit()), 1)
 
 
+#: Whether this process was launched with others, so that a session has several nodes.
+IS_SPREAD = count_launched(os.environ) > 1
+
+
 def _identity(fd: int) -> int | None:
     """Return the inode of a socket; ``None`` if the descriptor is not a socket."""
     try:

@@ -68,6 +68,8 @@ class Collective(Op):
     labels : tuple of int
         Labels that identify collectives in a compiled function. A collective that was merged into an equal one has lost
         its labels.
+    key : int, optional
+        The key of its operands, if these are `Operand`.
 
     Attributes
     ----------
@@ -77,7 +79,7 @@ class Collective(Op):
         Numbers of each input's pieces, if its exchange with other nodes began early in the last execution; else empty.
     """
 
-    __props__ = ("ops", "inplace", "number")
+    __props__ = ("ops", "inplace", "number", "key")
 
     def __init__(
         self,
@@ -85,8 +87,10 @@ class Collective(Op):
         inplace: tuple[int, ...] = (),
         number: int = UNNUMBERED,
         labels: tuple[int, ...] = (),
+        key: int | None = None,
     ) -> None:
         self.ops = ops
+        self.key = key
         self.labels = labels
         self.n_bytes: tuple[int, ...] = ()
         self.pieces: tuple[tuple[int, ...], ...] = ()
@@ -113,7 +117,7 @@ class Collective(Op):
             triples = zip(arrays, self._own, self.ops)
             results = [array if is_own else array.astype(_dtype_of(array, op)) for array, is_own, op in triples]
         else:
-            results = context.combine(self.number, self.ops, arrays, self._own)
+            results = context.combine(self.number, self.ops, arrays, self._own, self.key)
             self.pieces = context.pieces
         if not self.n_bytes:
             self.n_bytes = tuple([result.nbytes for result in results])

@@ -139,6 +139,7 @@ class RankContext:
         self._announced: dict[int, list[tuple[int, np.ndarray]]] = {}  # operands of reductions by key, in this call
         self._expected: dict[int, _Expectation] = {}  # by key
         self._early: _Early | None = None
+        self._given_up: _Early | None = None  # in this call
         self.pieces: tuple[tuple[int, ...], ...] = ()
 
     def execute(self, weights: tuple[int, ...], function: Callable[[], Any]) -> Any:
@@ -163,7 +164,7 @@ class RankContext:
         self.weigh(weights)
         self._left.clear()
         self._announced.clear()  # an interrupt may have kept the last call from doing so
-        self._early = None
+        self._early = self._given_up = None
         self._lost = None
         _here.context = self
         try:
@@ -198,7 +199,12 @@ class RankContext:
         self.own = weights[self.rank]
 
     def combine(
-        self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], in_place: Sequence[bool]
+        self,
+        number: int,
+        ops: Sequence[str],
+        arrays: Sequence[np.ndarray],
+        in_place: Sequence[bool],
+        key: int | None = None,
     ) -> list[np.ndarray]:
         """Reduce, gather or broadcast arrays over the ranks; all ranks get the same results.
 
@@ -212,6 +218,8 @@ class RankContext:
             C-contiguous arrays.
         in_place : sequence of bool
             For each array, whether it is overwritten by the result. The result then has the array's dtype.
+        key : int, optional
+            The key with which the arrays were announced.
 
         Returns
         -------
@@ -228,10 +236,10 @@ class RankContext:
         """
         timeline = self._timeline
         if not timeline.on:
-            return self._combine(number, ops, arrays, in_place)
+            return self._combine(number, ops, arrays, in_place, key)
         with timeline.call(_describe(ops, arrays)):
             timeline.switch(COLLECTIVES)
-            return self._combine(number, ops, arrays, in_place)
+            return self._combine(number, ops, arrays, in_place, key)
 
     def forget_calls(self) -> None:
         """Forget all reductions, so that each is made once more before it begins early; on all ranks before a call."""
@@ -289,25 +297,31 @@ class RankContext:
         if not self._guard(arrays, self._between_nodes.finish, early.reduction, outs):
             raise self._guard([], self._early_difference, early)
         self._early = None
+        if outs is None:
+            self._given_up = early
 
     def _early_difference(self, early: _Early) -> Exception:
-        """Return the error after a mismatch in an early reduction, with the expected shapes of arrays still to come."""
+        """Return the error after a mismatch in an early reduction."""
+        return self._difference(early.expectation.number, self._early_shapes(early))
+
+    def _early_shapes(self, early: _Early) -> list[tuple[int, ...]]:
+        """Return the shapes of the arrays of an early reduction; of those still to come, the expected ones."""
         shapes = [shape for shape, _ in early.expectation.kinds]
         for index, array in self._announced.get(early.key, ()):
             shapes[index] = array.shape
-        return self._difference(early.expectation.number, shapes)
+        return shapes
 
-    def _is_early(self, number: int, ops: tuple[str, ...], arrays: Sequence[np.ndarray]) -> bool:
+    def _is_early(self, key: int, number: int, ops: tuple[str, ...], arrays: Sequence[np.ndarray]) -> bool:
         """Return whether a reduction has begun early. If not, expect it in later calls."""
-        key = next((key for key, them in self._announced.items() if _are_these(them, arrays)), None)
-        if key is None:
-            return False
-        order = tuple([index for index, _ in self._announced.pop(key)])
+        announced = self._announced[key]
         if self._early is not None and self._early.key == key:
-            if self._early.weights == self.weights:
+            if self._early.weights == self.weights and _are_these(announced, arrays):
                 return True
             self._finish_early(None)
             return False
+        if not _are_these(announced, arrays):
+            return False
+        order = tuple([index for index, _ in announced])
         kinds = list(map(_kind, arrays))
         if key not in self._expected or self._expected[key][:4] != (number, ops, kinds, order):
             if len(self._expected) == _MOST_EXPECTED:  # on all ranks at the same time
@@ -316,12 +330,17 @@ class RankContext:
         return False
 
     def _combine(
-        self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], in_place: Sequence[bool]
+        self,
+        number: int,
+        ops: Sequence[str],
+        arrays: Sequence[np.ndarray],
+        in_place: Sequence[bool],
+        key: int | None,
     ) -> list[np.ndarray]:
         kinds = list(map(_kind, arrays))
         signature, reductions = self._reductions(number, ops, kinds)
         self.pieces = ()
-        if self._announced and self._is_early(number, tuple(ops), arrays):
+        if key in self._announced and self._is_early(key, number, tuple(ops), arrays):
             assert self._early is not None
             self.pieces = self._early.reduction.division.of_arrays
             outs = [
@@ -413,28 +432,38 @@ class RankContext:
 
     def _difference(self, number: int, shapes: Sequence[tuple[int, ...]]) -> Exception:
         """Return an error that describes how the ranks differ. All ranks call this together after a mismatch."""
-        own = [length for shape in shapes for length in shape]
-        numbers = [tuple(row) for row in self._gather_numbers([number, len(own)])]
-        if len(set(numbers)) == 1:
-            table = self._gather_numbers(own)
-            start = 0
-            for shape in shapes:
-                of_ranks = [tuple(row[start : start + len(shape)]) for row in table]
-                start += len(shape)
-                if len(set(of_ranks)) > 1:
-                    return ValueError(
-                        f"a collective of a function got the shapes {of_ranks}; expected equal ones on all ranks. Use "
-                        "gathered for values with one row for each data point"
-                    )
+        early = self._early or self._given_up
+        of_early = [] if early is None else self._early_shapes(early)
+        early_number = 0 if early is None else early.expectation.number
+        rows = self._gather_numbers([number, sum(map(len, shapes)), early_number, sum(map(len, of_early))])
+        # a rank whose array differs gives an early reduction up, and may be at another collective than the others
+        for place, some in ((0, shapes), (2, of_early)):
+            if len({tuple(row[place : place + 2]) for row in rows}) == 1:
+                error = self._difference_of_shapes(some)
+                if error is not None:
+                    return error
         places = [
-            f"rank {rank} is at {'the end' if one == _END else f'number {one}'}"
-            for rank, (one, _) in enumerate(numbers)
+            f"rank {rank} is at {'the end' if one == _END else f'number {one}'}" for rank, (one, *_) in enumerate(rows)
         ]
         return RuntimeError(
             f"the ranks have reached different collectives of a function: {', '.join(places)}. The condition of an "
             "IfElse or the number of steps of a scan that contains collectives must be equal on all ranks; compute it "
             "from results of collectives, for example"
         )
+
+    def _difference_of_shapes(self, shapes: Sequence[tuple[int, ...]]) -> Exception | None:
+        """Return an error if the shapes, which have as many lengths together on all ranks, differ."""
+        table = self._gather_numbers([length for shape in shapes for length in shape])
+        start = 0
+        for shape in shapes:
+            of_ranks = [tuple(row[start : start + len(shape)]) for row in table]
+            start += len(shape)
+            if len(set(of_ranks)) > 1:
+                return ValueError(
+                    f"a collective of a function got the shapes {of_ranks}; expected equal ones on all ranks. Use "
+                    "gathered for values with one row for each data point"
+                )
+        return None
 
     def _gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Gather the same number of integers from each rank; return one list for each rank."""

@@ -9,7 +9,9 @@ graph.
 This rewrite runs after equal collectives have been merged, since collectives with different numbers are not equal.
 
 On several nodes, reductions on which no collective depends, such as those of gradients, are all joined into one, with
-the greatest of their depths. Its exchange goes on while collectives before it run: those of batch normalisation, say.
+the greatest of their depths, or, if a gather has this depth, with a number of its own. Its exchange goes on while other
+collectives run: those of batch normalisation, say.
+A reduction of concatenated arrays, such as a flat gradient, becomes reductions of these.
 Each operand of a joined reduction becomes an `Operand`, so that its exchange begins when it exists. The engines
 evaluate the inputs of an operation in order, each with all that it depends on. Operands that depend on fewer others
 come first: in a backward pass, those of the last layers.
@@ -26,7 +28,6 @@ values that enter a collective but do not depend on data points, because slicing
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -41,6 +42,7 @@ from synkhronos._backends import (
     Rewriter,
     ancestors,
     clone,
+    copied,
     copy_stack_trace,
     io_toposort,
     ops,
@@ -50,9 +52,7 @@ from synkhronos._backends import (
 from synkhronos._collectives import result_dtype
 from synkhronos._graph.ops.collective_op import UNNUMBERED, Collective, Operand
 from synkhronos._graph.ops.rank_context import BROADCAST, GATHER, RankConstant
-from synkhronos._utils.rendezvous import count_launched
-
-_IS_SPREAD = count_launched(os.environ) > 1  # over several nodes
+from synkhronos._utils.rendezvous import IS_SPREAD
 
 
 class _Join(Rewriter):
@@ -63,11 +63,13 @@ class _Join(Rewriter):
 
     def apply(self, fgraph: Any) -> None:
         """Join the collectives of a graph."""
+        if IS_SPREAD:
+            _reduce_before_joins(fgraph)
         depths: dict[Any, int] = {}
         levels: dict[int, list[Any]] = {}
         always = _always_computed(fgraph)
         nodes = fgraph.toposort()
-        can_wait = _reductions_that_can_wait(nodes) if _IS_SPREAD else set()
+        can_wait = _reductions_that_can_wait(nodes) if IS_SPREAD else set()
         apart: list[Any] = []
         last: list[Any] = []
         for node in nodes:
@@ -77,26 +79,46 @@ class _Join(Rewriter):
                 chosen = apart if node not in always else last if node in can_wait else levels.setdefault(depth, [])
                 chosen.append(node)
             depths[node] = depth
-        if last:
-            levels.setdefault(max(map(depths.__getitem__, last)), []).extend(last)
+        joined_last = max(map(depths.__getitem__, last), default=0)
+        if last and _is_reduction(levels.get(joined_last, [])):
+            levels.setdefault(joined_last, []).extend(last)
+        elif last:
+            levels[1 + max(levels)] = last
         first = 1 + max(levels, default=0)
-        n_ancestors = _count_ancestors(fgraph) if _IS_SPREAD and levels else {}
-        for depth, nodes in [*levels.items(), *enumerate([[node] for node in apart], first)]:
+        n_ancestors = _count_ancestors(fgraph) if IS_SPREAD and levels else {}
+        for number, nodes in [*levels.items(), *enumerate([[node] for node in apart], first)]:
             if len(nodes) == 1 and nodes[0].op.number != UNNUMBERED:
                 continue
-            is_early = _IS_SPREAD and depth < first and _is_reduction(nodes)
+            is_early = IS_SPREAD and number < first and _is_reduction(nodes)
             if is_early:
                 nodes = sorted(nodes, key=n_ancestors.__getitem__)
             ops = tuple([op for node in nodes for op in node.op.ops])
             labels = tuple([label for node in nodes for label in node.op.labels])
             inputs = [x for node in nodes for x in node.inputs]
-            if is_early:
-                key = secrets.randbits(62)  # no other process must use it for another reduction
+            key = secrets.randbits(62) if is_early else None  # no other process must use it for another reduction
+            if key is not None:
                 inputs = [Operand(key, i)(x) for i, x in enumerate(inputs)]
-            joined = Collective(ops, number=depth, labels=labels)(*inputs, return_list=True)
+            joined = Collective(ops, number=number, labels=labels, key=key)(*inputs, return_list=True)
             outputs = [y for node in nodes for y in node.outputs]
             _copy_traces(outputs, joined)
             fgraph.replace_all_validate(list(zip(outputs, joined)), reason="join collectives")
+
+
+def _reduce_before_joins(fgraph: Any) -> None:
+    """Reduce arrays before they are concatenated, instead of the result."""
+    for node in fgraph.toposort():
+        join = node.inputs[0].owner if isinstance(node.op, Collective) and len(node.inputs) == 1 else None
+        if join is None or not isinstance(join.op, ops.Join) or not _is_reduction([node]):
+            continue
+        joined = ops.parts_of(join)
+        if any(x.dtype != node.inputs[0].dtype for x in joined):
+            continue
+        reduced = [Collective(node.op.ops, labels=node.op.labels)(x) for x in joined]
+        first = join.inputs[: len(join.inputs) - len(joined)]  # the axis, for most operations
+        output = copied(join, [*first, *reduced])[0]
+        if output.type == node.outputs[0].type:
+            _copy_traces(node.outputs, [output])
+            fgraph.replace_all_validate([(node.outputs[0], output)], reason="reduce before joins")
 
 
 def _reductions_that_can_wait(nodes: Sequence[Any]) -> set[Any]:
@@ -107,7 +129,7 @@ def _reductions_that_can_wait(nodes: Sequence[Any]) -> set[Any]:
         is_collective = isinstance(node.op, Collective)
         if is_collective and node not in needed and _is_reduction([node]):
             found.add(node)
-        if is_collective or node in needed:
+        if is_collective or node in needed or _has_inner_collectives(node.op):
             needed.update(x.owner for x in node.inputs if x.owner is not None)
     return found
 
@@ -162,7 +184,7 @@ class _WorkInPlace(Rewriter):
                         node = self._try(fgraph, node, [*node.op.inplace, place]) or node
 
     def _try(self, fgraph: Any, node: Any, places: list[int]) -> Any:
-        op = Collective(node.op.ops, tuple(places), node.op.number, node.op.labels)
+        op = Collective(node.op.ops, tuple(places), node.op.number, node.op.labels, node.op.key)
         outputs = op(*node.inputs, return_list=True)
         _copy_traces(node.outputs, outputs)
         try:
