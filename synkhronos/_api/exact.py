@@ -547,9 +547,9 @@ class _ExactPlanner(Planner):
             self._graph.check_slices()
         call, refs = super().plan(session, distributed, inputs, rows, num_slices, subset)
         assert isinstance(call, Call)
-        if not self._graph.takes_rows:
+        call = call._replace(exact=self._graph.takes_rows, keeps_equal=True)
+        if not call.exact:
             return call, refs
-        call = call._replace(exact=True)
         if all(call.counts):
             return call, refs
         # with fewer rows than ranks, each rank computes all rows, and collectives use the controller's values only

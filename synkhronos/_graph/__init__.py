@@ -12,7 +12,7 @@ from synkhronos._graph.graph import (
     pairs_of,
     shared_leaves,
 )
-from synkhronos._graph.pickling import Bundle, Unpacked, bytes_variable, claim_stream, dump, load
+from synkhronos._graph.pickling import Bundle, Unpacked, bytes_variable, claim_stream, dump, has_own_stream, load
 from synkhronos._graph.pickling import pack_values as pack
 from synkhronos._graph.shared_variables import (
     IN_WORK,

@@ -297,7 +297,7 @@ def dump(
         ids[id(var.container)] = ("container", key)
         ids[id(var.container.storage)] = ("storage", key)
     described = {
-        key: (type(var), var.type, var.name, _has_own_stream(var), place(var) or _portable(get_array(var)))
+        key: (type(var), var.type, var.name, has_own_stream(var), place(var) or _portable(get_array(var)))
         for key, var in (known if everything else new).items()
     }
     parts = {key: _backends.pack(function) for key, function in functions.items()}
@@ -363,7 +363,8 @@ class _Part:
         return pickler.ops
 
 
-def _has_own_stream(var: Any) -> bool:
+def has_own_stream(var: Any) -> bool:
+    """Return whether a variable is a random state that differs between ranks."""
     return _backends.is_random_state(var) and not _is_common.get(var.container)
 
 

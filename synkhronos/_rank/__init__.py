@@ -39,6 +39,8 @@ from synkhronos._rank.commands import (
     TimeFunction,
     TimeReduction,
     Unshare,
+    keeps_equal,
+    parts_of,
 )
 from synkhronos._rank.environment import digest_of_states, seed_rank
 from synkhronos._rank.loop import MOST_BARRIERS, MOST_STEPS, pack, unpack

@@ -165,6 +165,9 @@ class Call(NamedTuple):
     follow: Follow | None = None
     starts: ArrayRef | None = None  # int64 offsets that are added to the scattered inputs' ranges
     step: Step | None = None  # updates that the function does not make itself
+    #: Replicas stay equal, except for scattered variables and random states of single ranks. After a failure, the other
+    #: ranks get the controller's values.
+    keeps_equal: bool = False
 
 
 @_command(SYNCHRONIZES, IGNORES_VALUES)
@@ -459,6 +462,16 @@ Command = Union[
     RestoreLoop,
     InOrder,
 ]
+
+
+def parts_of(command: Command) -> tuple[Command, ...]:
+    """Return the commands that are executed one after the other."""
+    return command.parts if isinstance(command, InOrder) else (command,)
+
+
+def keeps_equal(command: Command | None) -> bool:
+    """Return whether a command consists of calls with `Call.keeps_equal`."""
+    return command is not None and all(isinstance(one, Call) and one.keeps_equal for one in parts_of(command))
 
 
 def join_reductions(parts: Sequence[Command]) -> list[tuple[Command, list[Command]]]:

@@ -9,12 +9,15 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
-from synkhronos._rank import Call, Command, Failure, InOrder, Load
+from synkhronos._rank import Call, Command, Failure, InOrder, Load, keeps_equal
 from synkhronos._utils.resources import count_cores
 from synkhronos.errors import WorkerError
 
 #: Packages of notebooks and debuggers. Their threads hold no lock that a worker needs, so `check_threads` ignores them.
 _HARMLESS = ("IPython", "ipykernel", "debugpy", "_pydevd_bundle", "pydevd")
+
+#: Advice in messages about replicas that may differ.
+MAKE_EQUAL = "synkhronos.broadcast(shared_vars) gives all ranks the controller's values"
 
 #: Packages whose stack frames `warn` skips.
 _OWN = ("synkhronos", "contextlib")
@@ -152,9 +155,11 @@ def worker_error(
         and not isinstance(command, Load)
         and not all(isinstance(result, Failure) and result.summary == failure.summary for result in results)
     ):
+        message += "\nOther ranks may have gone on"
         message += (
-            "\nOther ranks may have gone on, so replicas may differ now; "
-            "synkhronos.broadcast(shared_vars) gives all ranks the controller's values."
+            ". The next call gives all ranks the controller's values."
+            if all(map(keeps_equal, parts or (command,)))
+            else f", so replicas may differ now; {MAKE_EQUAL}."
         )
     return WorkerError(
         message, rank, device, failure.traceback, own_error, part=failure.completed, updated=outcome.updated

@@ -27,9 +27,19 @@ from synkhronos._rank import (
     TimeFunction,
     TimeReduction,
     TornUpdate,
+    keeps_equal,
     summarize,
 )
-from synkhronos._session.diagnostics import ALL_MADE, BROKEN, LOST, NONE_MADE, Outcome, first_failure, worker_error
+from synkhronos._session.diagnostics import (
+    ALL_MADE,
+    BROKEN,
+    LOST,
+    MAKE_EQUAL,
+    NONE_MADE,
+    Outcome,
+    first_failure,
+    worker_error,
+)
 from synkhronos._session.ledger import Ledger
 from synkhronos._utils import KeyedCache
 from synkhronos._utils.interrupts import (
@@ -327,8 +337,8 @@ class Dispatcher:
             if isinstance(command, _LONG):  # what follows makes the replicas equal
                 return True
             text = f", and {outcome.text}" if outcome.text else ""
-            if outcome.updated is None and not text:
-                text = ", but replicas may differ now"
+            if outcome.updated is None and not text and not keeps_equal(command):
+                text = f", but replicas may differ now: {MAKE_EQUAL}"
             log(logging.WARNING, "interrupted; the session is usable%s", text)
         return True
 
@@ -364,14 +374,13 @@ class Dispatcher:
             else ", and the next call will work"
         )
         (outcome,) = found
-        if outcome.updated is False and not outcome.text:
+        if (outcome.updated is False or keeps_equal(command)) and not outcome.text:
             state += ". This call was not completed."
         elif outcome.text:
             state += f". This call was not completed, but {outcome.text}."
         else:
             state += (
-                ". This call was not completed, and ranks may differ: synkhronos.broadcast(shared_vars) gives all "
-                "ranks the controller's values, except of scattered variables."
+                f". This call was not completed, and ranks may differ: {MAKE_EQUAL}, except of scattered variables."
             )
         raise WorkerRestarted(f"{error}; it was replaced{state}", ranks, lost, updated=outcome.updated) from error
 

@@ -60,7 +60,7 @@ class ShapeCache:
 
     def see(self, command: _rank.Command) -> None:
         """Record which shapes a command may change."""
-        for part in command.parts if isinstance(command, _rank.InOrder) else (command,):
+        for part in _rank.parts_of(command):
             if isinstance(part, _rank.Call):
                 self._changes.update(self.changed_by(part))
                 if len(self._changes) > _MOST_COUNTS:
@@ -231,7 +231,7 @@ class Shards:
             return self._issue(command)
         lost = {container: set(ranks) for container, ranks in self._lost.items()}
         equal: list[Any] = []
-        for part in command.parts if isinstance(command, _rank.InOrder) else (command,):
+        for part in _rank.parts_of(command):
             self._follow(part, lost, equal)
         results = self._issue(command)
         self.forget(equal)

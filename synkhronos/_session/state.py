@@ -31,6 +31,8 @@ from synkhronos._rank import (
     Load,
     Release,
     Step,
+    keeps_equal,
+    parts_of,
     start_ranks,
 )
 from synkhronos._session.devices import connect_gpus, take_gpus
@@ -161,7 +163,11 @@ class Session:
                 self._shape_cache.see(command)
             if type(command) is Call and command.step is not None:
                 return self._issue_step(command, command.step)
-            return self._send(command)
+            try:
+                return self._send(command)
+            except BaseException:
+                self._make_equal_again(command)
+                raise
 
     def _issue_step(self, command: Call, step: Step) -> list[Any]:
         """Have every rank execute a call, of which only the controller sets some variables."""
@@ -183,6 +189,14 @@ class Session:
             raise
         finally:
             self.stale.end(adopted)
+
+    def _make_equal_again(self, command: Command) -> None:
+        """Record that ranks may differ in what exact calls were to change, so that they get the controller's values."""
+        known, changed = self.replica.variables.items(), self._shape_cache.changed_by
+        keys = {key for call in parts_of(command) if keeps_equal(call) for key in changed(call)}
+        variables = [known[key] for key in keys if key in known and not _graph.has_own_stream(known[key])]
+        apart = self.replica_check.scattered(variables)
+        self.stale.add([var for var in variables if var not in apart])
 
     def update_replicas(self) -> None:
         """Give the other ranks the values of stale variables now, instead of before the next command."""
