@@ -135,10 +135,11 @@ class Target:
     ) -> None:
         self._session, self._call, self._inputs, self._named = session, f, inputs, named
         self.name, self.is_shuffled = repr(f), is_shuffled
-        self.rule, self.reduced = getattr(f, "rule", None), list(getattr(f, "_reduced", ()))
+        self.rule = getattr(f, "rule", None)
         self.parts = self._parts_of(f)
+        self.reduced = list(getattr(f, "_reduced", ())) if len(self.parts) > 1 else []
         main = self.parts[0].function
-        self.in_nodes = makes_exact_steps(main)
+        self.in_nodes = makes_exact_steps(main) and not hasattr(f, "_functions")
         self._has_loop_of_gradients = getattr(f, "_make_step", None) is not None  # a `TrainFunction` without weights
         self.is_local = self.rule is not None and not self.in_nodes
         if self.rule is not None and self.in_nodes:  # a step on all ranks is a call
@@ -181,7 +182,7 @@ class Target:
         if isinstance(f, Function):
             return [_Part(f, arrange(f._graph, inputs, named, ()))]
         structure = getattr(f, "_structure", None)
-        functions = [getattr(f, name, None) for name in ("function", "gradient", "update")]
+        functions = getattr(f, "_functions", None) or [getattr(f, "function", None)]
         found = [one for one in functions if isinstance(one, Function)]
         if structure is None or not found or len(inputs) != len(structure):
             raise TypeError(

@@ -218,7 +218,8 @@ def _subclasses(kind: type) -> list[type]:
 
 def _session_of(f: Any) -> Any:
     """Return the session of a function, or of a step."""
-    return getattr(f, "gradient", getattr(f, "function", f))._session()
+    functions = getattr(f, "_functions", None) or [getattr(f, "function", f)]
+    return functions[0]._session()
 
 
 def _function_of_loop(f: Any, inputs: Sequence[Any]) -> tuple[Any, Sequence[Any]]:

@@ -7,6 +7,7 @@ replaced by 0 instead of multiplied, because 0 · NaN is NaN. Where it is invali
 unchanged, because it runs before the controller can check the weights.
 """
 
+import functools
 from collections import OrderedDict
 from collections.abc import Sequence
 from numbers import Integral
@@ -16,6 +17,7 @@ import numpy as np
 
 import synkhronos as synk
 from synkhronos._backends import Constant, SharedVariable, T, leaves_of
+from synkhronos._session import current
 
 
 def free(expressions: Any, inputs: Sequence[Any], givens: Any) -> list[Any]:
@@ -121,6 +123,12 @@ def weighted(loss: Any, weight: Any, lowest: Any) -> Any:
 
 
 # -- steps
+
+
+def _check_counts(function: Any) -> None:
+    """Raise `ValueError` if the last call of a function had no data points."""
+    if not any(function.counts or ()):
+        raise ValueError("got a step with no data points; expected at least one. The parameters did not change")
 
 
 class Loops:
@@ -280,8 +288,7 @@ class ExactTrainFunction(Loops):
         inputs = flatten((x_data, y_data), self._structure)
         check_names(hyperparameters, self._names)
         loss = self.function(*inputs, batch=batch, num_slices=num_slices, **hyperparameters)
-        if not any(self.function.counts or ()):
-            raise ValueError("got a step with no data points; expected at least one. The parameters did not change")
+        _check_counts(self.function)
         return loss
 
 
@@ -293,7 +300,8 @@ class TrainFunction(Loops):
     gradient : Function
         Computes the loss, and writes each rank's gradients to `grad_shared`.
     update : Function
-        Changes the parameters on every rank. Its inputs are the rule's symbolic hyperparameters; it has no outputs.
+        Changes the parameters on every rank. Its inputs are the rule's symbolic hyperparameters; it has no outputs. On
+        several nodes, one function does both in calls without slices; these two are compiled when they are needed.
     grad_shared : shared variable, or list of them
         After a call, the gradient of the full minibatch on every rank.
 
@@ -310,19 +318,38 @@ class TrainFunction(Loops):
     """
 
     def __init__(
-        self, gradient: Any, update: Any, grad_shared: Any, structure: Any, *, names: Any = ((), ()), weight: Any = None
+        self, in_two: Any, in_one: Any, grad_shared: Any, structure: Any, *, names: Any = ((), ()), weight: Any = None
     ) -> None:
-        self.gradient = gradient
-        self.update = update
         self.grad_shared = grad_shared
         self._structure = structure
         self._names = names  # of the hyperparameters of the two functions
         self._weight = weight  # of one data point, as a shared variable; None: 1
         self._reduced = [*listed(grad_shared), *([] if weight is None else [weight])]
-        self._make_step: Any = None  # makes one function of the step, for `loop`
+        self._in_two = in_two
+        self._make_step = in_one if weight is None else None  # makes one function of the step, for `loop`
         self._step: Any = None
+        on_one_node = current("make_train_function").is_on_one_node
+        self._one = None if on_one_node else in_one(keeps=True)
+        self._functions = [self.gradient, self.update] if self._one is None else [self._one]  # of a call without slices
+
+    @functools.cached_property
+    def _two(self) -> tuple[Any, Any]:
+        found: tuple[Any, Any] = self._in_two()
+        return found
+
+    @property
+    def gradient(self) -> Any:
+        """The function of the gradients."""
+        return self._two[0]
+
+    @property
+    def update(self) -> Any:
+        """The function of the update."""
+        return self._two[1]
 
     def __repr__(self) -> str:
+        if self._one is not None:
+            return f"<synkhronos TrainFunction: {self._one!r}>"
         return f"<synkhronos TrainFunction: {self.gradient!r}, all-reduce of {self.grad_shared}, {self.update!r}>"
 
     def _loop(self, inputs: Any, options: dict[str, Any]) -> synk.Run:
@@ -380,11 +407,14 @@ class TrainFunction(Loops):
         """
         inputs = flatten((x_data, y_data), self._structure)
         check_names(hyperparameters, {*self._names[0], *self._names[1]})
-        of_gradient, of_update = ({name: hyperparameters[name] for name in names} for names in self._names)
         with synk.sequence():
-            loss = self.gradient(*inputs, batch=batch, num_slices=num_slices, **of_gradient)
-            if not any(self.gradient.counts):
-                raise ValueError("got a step with no data points; expected at least one. The parameters did not change")
-            synk.all_reduce(self._reduced, op="avg", weights=self.gradient.counts)
-            self.update(**of_update)
+            if self._one is not None and num_slices == 1:
+                loss = self._one(*inputs, batch=batch, **hyperparameters)
+                _check_counts(self._one)
+            else:
+                of_gradient, of_update = ({name: hyperparameters[name] for name in names} for names in self._names)
+                loss = self.gradient(*inputs, batch=batch, num_slices=num_slices, **of_gradient)
+                _check_counts(self.gradient)
+                synk.all_reduce(self._reduced, op="avg", weights=self.gradient.counts)
+                self.update(**of_update)
         return loss.result() if self._weight is None else weighted(*loss.result())

@@ -3,6 +3,9 @@
 A step on all ranks consists of three commands in one message: the gradient function on scattered data, an all-reduce of
 the gradients, and the update function. The all-reduce weights each rank by its number of data points. So the step is
 the same as in the serial program, however the data are divided.
+
+On several nodes, a step is one function instead. The gradients are averaged in its graph, so that the exchange of a
+gradient between nodes begins when it has been computed, before those of the layers below.
 """
 
 from collections import OrderedDict
@@ -154,21 +157,20 @@ def make_train_function(
         exact_step = ExactTrainFunction(loss, param_updates, inputs, (x, y), givens=replaced, mode=mode)
         exact_step._params = list(params)
         return LocalTrainFunction(exact_step.function, params, rule, (x, y)) if has_rule else exact_step
-    outputs, weight, make_step = loss, None, None
-    if weights is None:
+    outputs, weight = loss, None
+
+    def in_one(averages: bool = True, keeps: bool = False) -> Any:
+        """Make one function of the step, if wanted with averages of the gradients, which the step keeps if wanted."""
         others = free([loss, *grad_updates.values(), *param_updates.values()], inputs, givens)
+        grads = [(var, synk.averaged(grad) if averages else grad) for var, grad in grad_updates.items()]
+        replaced = [*dict(givens or ()).items(), *grads]
+        updates = OrderedDict([*(grads if keeps else ()), *param_updates.items()])
+        return synk.function(
+            inputs, outputs, bcast_inputs=others, updates=updates, givens=replaced, mode=mode, name="train"
+        )
 
-        def in_one(averages: bool = True) -> Any:
-            """Make one function of the step, if wanted with an all-reduce of the gradients in it."""
-            grads = [(var, synk.averaged(grad) if averages else grad) for var, grad in grad_updates.items()]
-            replaced = [*dict(givens or ()).items(), *grads]
-            return synk.function(
-                inputs, loss, bcast_inputs=others, updates=param_updates, givens=replaced, mode=mode, name="train"
-            )
-
-        if has_rule:
-            return LocalTrainFunction(in_one(averages=rule == "local"), params, rule, (x, y))
-        make_step = in_one
+    if has_rule:
+        return LocalTrainFunction(in_one(averages=rule == "local"), params, rule, (x, y))
     if weights is not None:
         weight = shared(np.zeros((), "float64"), "weight")
         one = steps.per_point(weights, inputs[0])
@@ -182,13 +184,17 @@ def make_train_function(
         param_updates = OrderedDict((var, steps.where_valid(weight, new, var)) for var, new in every.items())
     of_gradient = free([loss, *grad_updates.values()], inputs, givens)
     of_update = free(param_updates.values(), (), None)
-    gradient = synk.function(
-        inputs, outputs, bcast_inputs=of_gradient, updates=grad_updates, givens=givens, mode=mode, name="gradient"
-    )
-    update = synk.function([], bcast_inputs=of_update, updates=param_updates, mode=mode, name="update")
+
+    def in_two() -> tuple[Any, Any]:
+        """Make the functions of the gradients and of the update."""
+        gradient = synk.function(
+            inputs, outputs, bcast_inputs=of_gradient, updates=grad_updates, givens=givens, mode=mode, name="gradient"
+        )
+        return gradient, synk.function([], bcast_inputs=of_update, updates=param_updates, mode=mode, name="update")
+
     names = [var.name for var in of_gradient], [var.name for var in of_update]
-    step = TrainFunction(gradient, update, grad_shared, (x, y), names=names, weight=weight)
-    step._params, step._make_step = list(params), make_step
+    step = TrainFunction(in_two, in_one, grad_shared, (x, y), names=names, weight=weight)
+    step._params = list(params)
     return step
 
 

@@ -45,6 +45,10 @@ PRELUDE = f"""
     def weights(*shape):
         return theano.shared((draw.rand(*shape) - 0.5).astype("float32"))
 
+    def by_axes(node):
+        shards = [([synk.Shard(axis)], [synk.Shard(axis)]) for axis in range(node.inputs[0].ndim)]
+        return [*shards, ([synk.Partial("sum")], [synk.Partial("sum")])]
+
     def crc(*variables):
         return [zlib.crc32(np.ascontiguousarray(var.get_value())) for var in variables]
 
@@ -175,9 +179,6 @@ def test_the_exchange_begins_before_the_backward_pass_goes_on(network, is_read):
         pytest.skip("PyTensor has no conv2d for several channels")
     lines = run_both(
         """
-        def by_axes(node):
-            shards = [([synk.Shard(axis)], [synk.Shard(axis)]) for axis in range(node.inputs[0].ndim)]
-            return [*shards, ([synk.Partial("sum")], [synk.Partial("sum")])]
         synk.register_sharding(Event)(by_axes)
 
         def normalised(h, axes):
@@ -202,6 +203,97 @@ def test_the_exchange_begins_before_the_backward_pass_goes_on(network, is_read):
         ranks=(2, 1),
     )
     assert lines[-1] == f"early {ORDERS[network]}"
+
+
+#: A step of training with a rule, with or without one vector of all gradients, and the same step in this process alone.
+STEP = """
+    from synkhronos.extensions import train
+
+    synk.register_sharding(Event)(by_axes)
+    y, rate = T.vector("y", dtype="float32"), T.scalar("rate", dtype="float32")
+    Y = draw.rand(8 * n).astype("float32")
+"""
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
+def test_training_steps(exact, ranks):
+    """The parts of a flat gradient are exchanged early, and the steps are those of one process."""
+    lines = run_both(
+        f"EVENTS, EXACT = True, {exact}",
+        STEP,
+        NET,
+        """
+        loss = T.sqr(h.sum(1) - y).mean()
+        start = [w.get_value() for w in layers]
+        for rule in ("sgd", "sgd_nonflat", "nesterov_momentum", "adam"):
+            step = train.make_train_function(loss, layers, x, y, rule, rate, exact=EXACT)
+            serial = train.make_train_function_theano(loss, layers, x, y, rule, rate)
+            found = []
+            for make in (step, serial):
+                for w, value in zip(layers, start):
+                    synk.broadcast(w, value)
+                sizes = [8 * n, 8 * n, 8 * n, 5 * n + 1, n - 1]
+                found.append([make(X[:rows], Y[:rows], rate=np.float32(0.001)) for rows in sizes])
+                if make is step:
+                    print("early", [one for one in events if one not in ((), (1,))][-6:])
+                    assert synk.check_replicas() == {}
+                    if not EXACT and rule != "sgd_nonflat":
+                        print(crc(*layers), synk.gather(step.grad_shared, nd_up=1).std(0).max())
+                    ours = [w.get_value() for w in layers]
+            np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+            for one, w in zip(ours, layers):
+                np.testing.assert_allclose(one, w.get_value(), rtol=1e-3, atol=1e-6)
+        """,
+        ranks=ranks,
+    )
+    flat = f"early {[(3500,), 2, (200000,), 1, (120000,), 'finish']}"
+    apart = f"early {[(500, 7), 2, (400, 500), 1, (300, 400), 'finish']}"
+    assert [line for line in lines if line.startswith("early")] == [flat, apart, flat, flat]
+
+
+def test_training_steps_with_weights_slices_and_hyperparameters():
+    run_both(
+        """
+        from synkhronos.extensions import train
+
+        w = weights(300)
+        y, m = T.vector("y", dtype="float32"), T.vector("m", dtype="float32")
+        Y, M = draw.rand(8 * n).astype("float32"), (draw.rand(8 * n) > 0.5).astype("float32")
+        decay, rate = T.scalar("decay", dtype="float32"), T.scalar("rate", dtype="float32")
+        loss = (m * T.sqr(x.dot(w) - y)).sum() / m.sum() + decay * T.sqr(w).sum()
+        values = {"rate": np.float32(0.01), "decay": np.float32(0.1)}
+        step = train.make_train_function(loss, [w], [x, m], y, "adam", rate, weights=m.sum())
+        serial = train.make_train_function_theano(loss, [w], [x, m], y, "adam", rate)
+        start, found = w.get_value(), []
+        for make in (step, serial):
+            synk.broadcast(w, start)
+            losses = [make([X, M], Y, **values) for _ in range(3)]
+            if make is step:
+                before = w.get_value(), synk.gather(step.grad_shared, nd_up=1)
+                for rows, sign in [(0, 1), (None, -1), (None, 0)]:
+                    try:
+                        step([X[:rows], M[:rows] * np.float32(sign)], Y[:rows], **values)
+                    except ValueError as error:
+                        print(error)
+                    else:
+                        raise AssertionError(f"a step with {rows} rows and weights of sign {sign}")
+                np.testing.assert_array_equal(before[0], w.get_value())
+                losses.append(step([X, M], Y, num_slices=3, **values))
+                print(step, losses, crc(w), step.gradient, step.update)
+                assert synk.check_replicas() == {}
+            else:
+                losses.append(serial([X, M], Y, **values))
+            found += [losses, w.get_value()]
+        np.testing.assert_allclose(found[0], found[2], rtol=1e-5)
+        np.testing.assert_allclose(found[1], found[3], rtol=1e-4, atol=1e-6)
+        try:
+            step([X, M], Y, rate=np.float32(0.01))
+        except TypeError as error:
+            print(error)
+        """,
+        ranks=(1, 2),
+    )
 
 
 def test_other_graphs():
@@ -261,6 +353,32 @@ def test_collectives_between_the_begin_and_the_end():
         ranks=(1, 1),
     )
     assert int(lines[-1].split()[1]) >= 5
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1)], ids=str)
+def test_collectives_of_operands_between_the_begin_and_the_end(ranks):
+    """A collective of an operand, or of an array like it, is not taken for the reduction that is under way."""
+    lines = run_both(
+        """
+        w, v, k = weights(300, 300), weights(300, 300), theano.shared(np.float32(1), "k")
+        g, total = T.dot(v, w), synk.summed(x.sum())
+        part = g[: T.cast(T.minimum(T.sqr(total) + 300, 300), "int64")]  # all of it, in the same memory
+        branch = ifelse(T.gt(k, 0), T.cast(synk.summed(part).sum(), "float32"), k)
+        between = [synk.summed(x.sum()), synk.gathered(part).sum(), branch, synk.summed(T.sqr(synk.summed(g)).sum())]
+        functions = []
+        for one in between:
+            for first in (w, g):
+                means = [synk.averaged(first), synk.averaged(T.dot(g * T.cast(one, "float32"), w))]
+                outputs = [(each, None) for each in [*means, synk.averaged(T.tanh(T.dot(x.T, x))), synk.gathered(x)]]
+                functions.append(synk.function([x], outputs, updates=[(k, -k)], on_unused_input="ignore"))
+        for f in functions:
+            for _ in range(5):
+                print(*[zlib.crc32(np.ascontiguousarray(one)) for one in f(X)])
+        print("early", events.count("finish"))
+        """,
+        ranks=ranks,
+    )
+    assert int(lines[-1].split()[1]) >= 4 * 4
 
 
 def test_small_arrays_are_not_rounded_for_the_wire():
@@ -402,10 +520,22 @@ def test_profiles_and_traces():
     assert lines[-1] == "[(0, 'b'), (0, 'e'), (2, 'b'), (2, 'e')] 12"
 
 
+#: The same with statistics over all ranks before each layer.
+NORMALISED = FAULTY.replace("T.dot(x, layers[0])", "normalised(T.dot(x, layers[0]))").replace(
+    "fault = [",
+    """def normalised(h):
+        h = h - synk.averaged(h.mean(axis=0))
+        return h / T.sqrt(synk.averaged(T.sqr(h).mean(axis=0)) + np.float32(1e-3))
+    fault = [""",
+)
+
+
+@pytest.mark.parametrize("network", ["FAULTY", "NORMALISED"])
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 2)], ids=str)
-def test_shapes_that_differ_between_ranks(ranks):
+def test_shapes_that_differ_between_ranks(ranks, network):
+    """An array that differs is named, even if other ranks have reached a collective before its reduction."""
     lines = run(
-        FAULTY,
+        globals()[network],
         """
         for one in fault[:3]:
             for rank in range(n):
