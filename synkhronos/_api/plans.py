@@ -23,7 +23,6 @@ from synkhronos._api.step_measurements import (
     measure_function,
     measure_machine,
     measure_overlap,
-    sizes_between,
 )
 from synkhronos._api.variables import restored
 from synkhronos._costs import (
@@ -57,6 +56,9 @@ from synkhronos._utils.resources import busy
 from synkhronos.errors import SessionError
 from synkhronos.rules import BSP, Average, Centre, Hierarchical
 from synkhronos.rules import Rule as TrainingRule
+
+_N_SIZES = 6  # numbers of rows at which a function is measured
+_RANGE = 8  # ratio of the largest and the least of them, at least: it shows what does not depend on rows
 
 
 class Plan:
@@ -353,7 +355,7 @@ def plan(
             workload = replace(workload, picks=target.picks(sizes) if shuffled else None)
             is_loop = target.is_local or any(one.kind != "bsp" for one in kinds)
             in_loop = target.picks(sizes, in_loop=True) if is_loop else None
-            workload, overlap = measure_overlap(session, target, workload, sizes)
+            workload, overlap = measure_overlap(session, target, workload, sizes, max(every_nodes))
             cluster = measure_machine(session, target, workload, sizes, link if session.is_on_one_node else None)
             work.done += 1
             checks = []
@@ -495,6 +497,13 @@ def _work_of(target: Target, part: Any, rows: int) -> Work:
 
 
 # -- arguments
+
+
+def sizes_between(least: int, most: int) -> list[int]:
+    """Return numbers of rows from the least, or fewer, to the largest, with equal ratios."""
+    least = max(1, min(least, most // _RANGE))
+    ratio = (most / least) ** (1 / (_N_SIZES - 1))
+    return sorted({round(least * ratio**i) for i in range(_N_SIZES)})
 
 
 def _numbers(name: str, given: Any, default: Sequence[int]) -> list[int]:

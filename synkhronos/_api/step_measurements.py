@@ -38,9 +38,8 @@ from synkhronos._graph.ops import collectives_of
 from synkhronos._rank import TimeFunction, TimeReduction
 from synkhronos._session import Session
 from synkhronos._utils.display import Progress
+from synkhronos._utils.rendezvous import assuming_nodes
 
-_N_SIZES = 6  # numbers of rows at which a function is measured
-_RANGE = 8  # ratio of the largest and the least of them, at least: it shows what does not depend on rows
 _ROUNDS = 3  # of all sizes, one after the other: a delay by other programs seldom lasts for all
 _SECONDS, _LEAST = 0.06, 3  # of the calls in one round
 _LONG = 10  # times as long as `_SECONDS`: one call is enough
@@ -84,13 +83,6 @@ class Check(NamedTuple):
     def error_of_perfect_scaling(self) -> float:
         """Relative error of the seconds of one rank, divided by the number of ranks."""
         return self.alone / self.ranks / self.measured - 1
-
-
-def sizes_between(least: int, most: int) -> list[int]:
-    """Return numbers of rows from the least, or fewer, to the largest, with equal ratios."""
-    least = max(1, min(least, most // _RANGE))
-    ratio = (most / least) ** (1 / (_N_SIZES - 1))
-    return sorted({round(least * ratio**i) for i in range(_N_SIZES)})
 
 
 # -- the function
@@ -188,19 +180,27 @@ class Target:
             raise TypeError(
                 f"got {f!r} with {len(inputs)} inputs; expected a function of synkhronos, or a step of train"
             )
-        flat = [
+        self._flat = [
             value
             for one, pattern in zip(inputs, structure)
             for value in (one if isinstance(pattern, (list, tuple)) else [one])
         ]
-        parts = []
-        for one in found:
-            own = flat if one is found[0] else []
-            names = [var.name for var in one._graph.input_variables[len(own) :]]
-            if not {*names} <= {*named}:
-                raise TypeError(f"got the inputs {sorted(named)} by name; expected also {names}")
-            parts.append(_Part(one, [*own, *(named[name] for name in names)]))
-        return parts
+        return [self._part(one, self._flat if one is found[0] else []) for one in found]
+
+    def _part(self, function: Function, values: list[Any]) -> _Part:
+        names, named = [var.name for var in function._graph.input_variables[len(values) :]], self._named
+        if not {*names} <= {*named}:
+            raise TypeError(f"got the inputs {sorted(named)} by name; expected also {names}")
+        return _Part(function, [*values, *(named[name] for name in names)])
+
+    def over_nodes(self) -> _Part:
+        """Return the first function of the step as it is on several nodes, which reduce gradients one by one."""
+        part, in_one = self.parts[0], getattr(self._call, "_in_one", None)
+        if in_one is not None:
+            return self._part(in_one(keeps=True), self._flat)
+        if isinstance(part.function, ExactFunction):
+            part = _Part(part.function._again({}, False), part.values)
+        return part
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
@@ -440,20 +440,24 @@ def measure_function(session: Session, target: Target, sizes: Sequence[int], wor
     )
 
 
-def measure_overlap(session: Session, target: Target, workload: Workload, sizes: Sequence[int]) -> tuple[Workload, str]:
-    """Measure when the gradients exist that nodes exchange; return the workload with them, and a sentence.
+def measure_overlap(
+    session: Session, target: Target, workload: Workload, sizes: Sequence[int], n_nodes: int
+) -> tuple[Workload, str]:
+    """Measure when the gradients exist that several nodes exchange; return the workload with them, and a sentence.
 
     Times are those of single Apply nodes on one rank that makes all updates itself. If there are none, exchange counts
     as if it began after all gradients.
     """
-    part, assumed = target.parts[0], "Assumed: exchange between nodes begins when all gradients exist, because "
-    if target.is_local or target.reduced:
-        return workload, "" if target.is_local else f"{assumed}the step exchanges them after its first function"
+    assumed = "Assumed: exchange between nodes begins when all gradients exist, because "
+    if target.is_local or n_nodes == 1:
+        return workload, ""
     if workload.n_bytes < LEAST_EARLY:
         return workload, f"{assumed}they have fewer than {LEAST_EARLY >> 10} KiB"
-    graph, some = part.function._graph, sizes[::2]
-    own = [session.master_rank]
-    of_sizes = [_time(session, target, part, size, own, graph=graph, of_operands=True) for size in some]
+    own, some = [session.master_rank], sizes[::2]
+    with assuming_nodes() if session.is_on_one_node else contextlib.nullcontext():
+        part = target.over_nodes() if session.is_on_one_node else target.parts[0]
+        graph = part.function._graph
+        of_sizes = [_time(session, target, part, size, own, graph=graph, of_operands=True) for size in some]
     if not all(of_sizes):
         return workload, f"{assumed}no times of single Apply nodes show it"
     rows = tuple(map(float, some))

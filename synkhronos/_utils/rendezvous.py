@@ -27,7 +27,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 from synkhronos.errors import NodeLost
@@ -56,6 +56,8 @@ RESTART = "start the program again"
 #: ``srun`` come last, because they apply only if neither ``srun`` nor a launcher that it has started uses PMI.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+
+_assumes_nodes = False
 
 _MOST_BYTES = 600  # longest report, before it is encoded: a line of PMI has at most 1,024 characters
 _ANSWER_SECONDS = 30.0  # even a launcher that was stopped answers in time: MPI would read a late answer as its own
@@ -377,8 +379,20 @@ def count_launched(environment: Mapping[str, str]) -> int:
     return next((int(environment[name]) for name in _SIZES if environment.get(name, "").isdigit()), 1)
 
 
-#: Whether this process was launched with others, so that a session has several nodes.
-IS_SPREAD = count_launched(os.environ) > 1
+def is_spread() -> bool:
+    """Return whether this process was launched with others, so that a session has several nodes, or this is assumed."""
+    return _assumes_nodes or count_launched(os.environ) > 1
+
+
+@contextlib.contextmanager
+def assuming_nodes() -> Iterator[None]:
+    """Build graphs within the block as on several nodes."""
+    global _assumes_nodes
+    before, _assumes_nodes = _assumes_nodes, True
+    try:
+        yield
+    finally:
+        _assumes_nodes = before
 
 
 def _identity(fd: int) -> int | None:

@@ -325,7 +325,7 @@ class TrainFunction(Loops):
         self._names = names  # of the hyperparameters of the two functions
         self._weight = weight  # of one data point, as a shared variable; None: 1
         self._reduced = [*listed(grad_shared), *([] if weight is None else [weight])]
-        self._in_two = in_two
+        self._in_two, self._in_one = in_two, in_one
         self._make_step = in_one if weight is None else None  # makes one function of the step, for `loop`
         self._step: Any = None
         on_one_node = current("make_train_function").is_on_one_node

@@ -315,6 +315,25 @@ def test_times_of_apply_nodes_show_when_gradients_exist(forked, ranks):
     assert shown.groups() == (f"{last.rows[-1]:g}", f"{later.until[-1]:.0%}", f"{last.until[-1]:.0%}")
 
 
+@pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
+def test_the_gradients_of_training_steps_exist_one_by_one_on_several_nodes(forked, exact):
+    """On this node, they are reduced as one vector, or by slices."""
+    forked(2)
+    draw, (x, y, rate) = np.random.RandomState(0), (T.dmatrix("x"), T.dvector("y"), T.dscalar("rate"))
+    layers = [theano.shared(draw.randn(*shape), f"w{i}") for i, shape in enumerate([(200, 300), (300, 100)])]
+    loss = T.sqr(T.tanh(T.tanh(x.dot(layers[0])).dot(layers[1])).sum(axis=1) - y).mean()
+    step = train.make_train_function(loss, layers, x, y, "adam", rate, exact=exact)
+    given, values = (draw.randn(64, 200), draw.randn(64)), [w.get_value() for w in layers]
+    table = synk.plan(step, *given, rate=0.1, nodes=[1, 2], ranks=[1], batch=[64], line="100Mbit")
+    later, last = table._workload.operands
+    assert [round(one.part * table._workload.n_bytes) // 1000 for one in (later, last)] == [240, 480]
+    assert all(0 < one < other <= 1 for one, other in zip(later.until, last.until))
+    assert any(note.startswith("Measured: with") for note in table.notes)
+    for w, value in zip(layers, values):
+        np.testing.assert_array_equal(w.get_value(), value)
+    assert synk.check_replicas() == {}
+
+
 def check_assumption(table, reason):
     assert table._workload.operands == ()
     assert f"Assumed: exchange between nodes begins when all gradients exist, because {reason}" in table.notes
@@ -329,10 +348,6 @@ def test_without_times_of_apply_nodes_exchange_does_not_overlap(forked, monkeypa
     f, values = build(exact=True), (X, TARGETS)
     check_assumption(synk.plan(f, *values, nodes=2, line="1Gbit"), "they have fewer than 256 KiB")
     assert "gradients exist" not in str(synk.plan(f, *values)), "one node"
-    inputs, loss, (w, _) = regression()
-    step = train.make_train_function(loss, [w], *inputs, "sgd", learning_rate=0.1)
-    reason = "the step exchanges them after its first function"
-    check_assumption(synk.plan(step, *values, nodes=2, line="1Gbit"), reason)
 
 
 @pytest.mark.numba

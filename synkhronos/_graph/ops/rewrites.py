@@ -52,7 +52,7 @@ from synkhronos._backends import (
 from synkhronos._collectives import result_dtype
 from synkhronos._graph.ops.collective_op import UNNUMBERED, Collective, Operand
 from synkhronos._graph.ops.rank_context import BROADCAST, GATHER, RankConstant
-from synkhronos._utils.rendezvous import IS_SPREAD
+from synkhronos._utils.rendezvous import is_spread
 
 
 class _Join(Rewriter):
@@ -63,13 +63,14 @@ class _Join(Rewriter):
 
     def apply(self, fgraph: Any) -> None:
         """Join the collectives of a graph."""
-        if IS_SPREAD:
+        spread = is_spread()
+        if spread:
             _reduce_before_joins(fgraph)
         depths: dict[Any, int] = {}
         levels: dict[int, list[Any]] = {}
         always = _always_computed(fgraph)
         nodes = fgraph.toposort()
-        can_wait = _reductions_that_can_wait(nodes) if IS_SPREAD else set()
+        can_wait = _reductions_that_can_wait(nodes) if spread else set()
         apart: list[Any] = []
         last: list[Any] = []
         for node in nodes:
@@ -85,11 +86,11 @@ class _Join(Rewriter):
         elif last:
             levels[1 + max(levels)] = last
         first = 1 + max(levels, default=0)
-        n_ancestors = _count_ancestors(fgraph) if IS_SPREAD and levels else {}
+        n_ancestors = _count_ancestors(fgraph) if spread and levels else {}
         for number, nodes in [*levels.items(), *enumerate([[node] for node in apart], first)]:
             if len(nodes) == 1 and nodes[0].op.number != UNNUMBERED:
                 continue
-            is_early = IS_SPREAD and number < first and _is_reduction(nodes)
+            is_early = spread and number < first and _is_reduction(nodes)
             if is_early:
                 nodes = sorted(nodes, key=n_ancestors.__getitem__)
             ops = tuple([op for node in nodes for op in node.op.ops])
