@@ -518,6 +518,9 @@ def exit_on_signal(number: int, /) -> None:
         The signal's number.
     """
 
+def get_handlers(
+    get: Callable[[int], Any], numbers: tuple[int, ...], note: Callable[..., Any], known: dict[int, Any], /
+) -> dict[int, Any]: ...
 def set_handlers(set: Callable[[int, Any], Any], handlers: dict[int, Any], /) -> list[BaseException]:
     """Set the Python handlers of several signals, even if pending handlers raise exceptions meanwhile.
 

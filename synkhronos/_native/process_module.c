@@ -141,6 +141,28 @@ static PyObject *set_handlers(PyObject *Py_UNUSED(self), PyObject *args)
     return raised;
 }
 
+/* Return the handlers that are callable, by number; in place of `note`, those in `known`. */
+static PyObject *get_handlers(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    PyObject *get, *numbers, *note, *known;
+    if (!PyArg_ParseTuple(args, "OO!OO!:get_handlers", &get, &PyTuple_Type, &numbers, &note, &PyDict_Type, &known))
+        return NULL;
+    PyObject *found = PyDict_New();
+    for (Py_ssize_t i = 0; found != NULL && i < PyTuple_GET_SIZE(numbers); i++) {
+        PyObject *number = PyTuple_GET_ITEM(numbers, i);
+        PyObject *handler = PyObject_CallFunctionObjArgs(get, number, NULL);
+        if (handler == note) {
+            Py_SETREF(handler, PyDict_GetItemWithError(known, number));
+            Py_XINCREF(handler);
+        }
+        if (handler == NULL ? PyErr_Occurred() != NULL
+                            : PyCallable_Check(handler) && PyDict_SetItem(found, number, handler))
+            Py_CLEAR(found);
+        Py_XDECREF(handler);
+    }
+    return found;
+}
+
 static void exit_at_once(int Py_UNUSED(number))
 {
     _exit(0);
@@ -251,6 +273,9 @@ PyMethodDef synkhronos_process_functions[] = {
      "exit_on_signal(number)\n--\n\nHave a signal end this process with exit code 0, even in C code."},
     {"set_handlers", set_handlers, METH_VARARGS,
      "set_handlers(set, handlers)\n--\n\nSet all handlers by ``set(number, handler)``; return the exceptions raised."},
+    {"get_handlers", get_handlers, METH_VARARGS,
+     "get_handlers(get, numbers, note, known)\n--\n\n"
+     "Return the callable handlers that ``get(number)`` returns, by number; in place of `note`, those in `known`."},
     {"require_frames", require_frames, METH_O,
      "require_frames(n)\n--\n\nRaise RecursionError if fewer than n frames are left within the recursion limit."},
     {NULL, NULL, 0, NULL},

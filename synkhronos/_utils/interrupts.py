@@ -33,7 +33,7 @@ from typing import Any, Callable, Generic, TypeVar
 
 from synkhronos._native import native
 
-_NUMBERS = range(1, _signal.NSIG)
+_NUMBERS = tuple(range(1, _signal.NSIG))
 
 _FRAMES = 50  # more than the depth of nested calls in any block
 
@@ -83,15 +83,13 @@ def _note(number: int, frame: Any) -> None:
 
 def _python_handlers() -> dict[int, Any]:
     """Return the program's own handlers, by signal number."""
-    found = {number: handler for number in _NUMBERS if callable(handler := _signal.getsignal(number))}
-    own = {number: _handlers.get(number) if handler is _note else handler for number, handler in found.items()}
-    return {number: handler for number, handler in own.items() if handler is not None}
+    return native.get_handlers(_signal.getsignal, _NUMBERS, _note, _handlers)
 
 
 class deferred_interrupts:
     """Context manager that defers signal handlers until the end of its block.
 
-    It has no effect in threads other than the main one, where no handlers run. It takes about 10 µs, too much for each
+    It has no effect in threads other than the main one, where no handlers run. It takes about 6 µs, too much for each
     call of a function.
 
     Parameters
