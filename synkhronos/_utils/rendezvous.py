@@ -379,9 +379,12 @@ def count_launched(environment: Mapping[str, str]) -> int:
     return next((int(environment[name]) for name in _SIZES if environment.get(name, "").isdigit()), 1)
 
 
+_WITH_OTHERS = count_launched(os.environ) > 1  # before `fork`, which may remove these variables
+
+
 def is_spread() -> bool:
     """Return whether this process was launched with others, so that a session has several nodes, or this is assumed."""
-    return _assumes_nodes or count_launched(os.environ) > 1
+    return _assumes_nodes or _WITH_OTHERS
 
 
 @contextlib.contextmanager
