@@ -237,6 +237,9 @@ class Propagation:
         By type of Op, rules for Apply nodes with replicated inputs only.
     checks_shapes : bool
         Whether the sharded graph compares each variable's shape with the serial program's; see `ShapeChecks`.
+    reduces_before_joins : bool
+        Whether partial values are reduced before they are concatenated. On several nodes, the exchange of each of them
+        can then begin when it exists.
 
     Attributes
     ----------
@@ -256,8 +259,10 @@ class Propagation:
         makers: dict[type, Rule],
         *,
         checks_shapes: bool = False,
+        reduces_before_joins: bool = False,
     ) -> None:
         self.rows = rows
+        self._reduces_before_joins = reduces_before_joins
         self.collectives: list[CollectiveRecord] = []
         self.gathered: list[tuple[Any, str]] = []
         self._builders = builders
@@ -417,6 +422,8 @@ class Propagation:
         """Return the number of collectives that an acceptable sharding needs; ``None`` if it is not possible."""
         shard = self._shard_for(node, inputs)
         if shard is None and any(isinstance(one, Shard) for one in (*outputs, *inputs)):
+            return None
+        if self._reduces_before_joins and isinstance(node.op, ops.Join) and Partial() in outputs:
             return None
         if any(isinstance(one, Partial) and not can_reduce(out, one.op) for one, out in zip(outputs, node.outputs)):
             return None

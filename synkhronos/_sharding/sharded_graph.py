@@ -41,6 +41,7 @@ from synkhronos._sharding.rank_ops import ON_RANKS, label
 from synkhronos._sharding.report import Partition, Prediction, draw, products_of
 from synkhronos._sharding.slices import Slices
 from synkhronos._sharding.user_shards import Sharding
+from synkhronos._utils.rendezvous import is_spread
 
 _REMEDY = "Call it without slices, with a smaller batch"
 
@@ -155,7 +156,12 @@ class ShardedGraph(Graph):
         self.checks_shapes = environment_asks()
         tables = {**RULES, **own}, {**REPLICATED_RULES, **own}
         propagation = Propagation(
-            sharding.scattered, sharding.rows, ON_RANKS, *tables, checks_shapes=self.checks_shapes
+            sharding.scattered,
+            sharding.rows,
+            ON_RANKS,
+            *tables,
+            checks_shapes=self.checks_shapes,
+            reduces_before_joins=is_spread(),
         )
         propagation.mark_used(expressions)
         sharding.divide(propagation)

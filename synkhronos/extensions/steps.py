@@ -17,7 +17,7 @@ import numpy as np
 
 import synkhronos as synk
 from synkhronos._backends import Constant, SharedVariable, T, leaves_of
-from synkhronos._session import current
+from synkhronos._utils.rendezvous import is_spread
 
 
 def free(expressions: Any, inputs: Sequence[Any], givens: Any) -> list[Any]:
@@ -328,8 +328,7 @@ class TrainFunction(Loops):
         self._in_two, self._in_one = in_two, in_one
         self._make_step = in_one if weight is None else None  # makes one function of the step, for `loop`
         self._step: Any = None
-        on_one_node = current("make_train_function").is_on_one_node
-        self._one = None if on_one_node else in_one(keeps=True)
+        self._one = in_one(keeps=True) if is_spread() else None
         self._functions = [self.gradient, self.update] if self._one is None else [self._one]  # of a call without slices
 
     @functools.cached_property

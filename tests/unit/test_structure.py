@@ -205,7 +205,7 @@ def test_the_interface_of_the_backends_has_the_names_that_are_used_and_no_others
 def test_the_extensions_use_the_public_interface_alone():
     for path in (PACKAGE / "extensions").rglob("*.py"):
         private = {name for name in imported_modules(path) if name.startswith("_")}
-        assert private <= {"__init__", "_backends", "_utils.interrupts"}, path  # which any program may use
+        assert private <= {"__init__", "_backends", "_utils.interrupts", "_utils.rendezvous"}, path  # for any program
 
 
 def test_the_extensions_are_listed_and_imported_when_they_are_used():

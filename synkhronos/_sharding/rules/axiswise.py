@@ -15,7 +15,6 @@ from synkhronos._sharding.lengths import constant_of, reduced_axes
 from synkhronos._sharding.placements import Partial, Placed, Placement, Replicate, Shard, can_reduce, copied, placed
 from synkhronos._sharding.propagate import RULES, AcceptableSharding, Propagation, Rule, ShardingRule, register_sharding
 from synkhronos._sharding.rules.control_flow import inner_graph
-from synkhronos._utils.rendezvous import is_spread
 
 __all__: list[str] = []
 
@@ -98,7 +97,7 @@ def _join(node: Any) -> str | list[AcceptableSharding]:
     first = [Replicate()] * (len(node.inputs) - len(joined))
     axes = _other_axes(node, output)
     placements: list[Placement] = [] if isinstance(axes, str) else list(map(Shard, axes))
-    if not is_spread() and all(one.dtype == output.dtype for one in joined):  # over nodes, each part is exchanged early
+    if all(one.dtype == output.dtype for one in joined):
         placements.append(Partial())
     return [([one], [*first, *[one] * len(joined)]) for one in placements]
 
