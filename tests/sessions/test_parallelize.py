@@ -228,6 +228,8 @@ def test_invalid_arguments_are_refused(session):
             function([x], x, accept_inplace=True)
         with pytest.raises(theano.compile.UnusedInputError):
             function([x, s], s)
+        with pytest.raises(theano.gof.fg.MissingInputError, match="the graph needs the input s, which is not in"):
+            function([x], x * s)
     with pytest.raises(TypeError, match=r"bcast_inputs is .*; expected a list"):
         synk.parallelize(bcast_inputs="x")
     with pytest.raises(TypeError, match="unexpected keyword argument 'bcast_input'"):
