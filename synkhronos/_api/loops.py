@@ -55,6 +55,7 @@ from synkhronos._rank import (
     pack,
 )
 from synkhronos._session import Session, current
+from synkhronos._utils.display import suggests_keywords
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind
 from synkhronos.errors import SessionError, SynkhronosError, WorkerRestarted
 from synkhronos.rules import BSP, Average, Rule
@@ -68,6 +69,7 @@ _OF_OTHERS = ("local", "average", "reset")
 _NO_RESULT = "the loop failed, so that it has no result; the ranks have different parameters"
 
 
+@suggests_keywords
 def loop(
     f: Any,
     inputs: Any,
@@ -199,7 +201,15 @@ def inputs_of_loop(f: Any, inputs: Sequence[Any], params: Sequence[Any]) -> Sequ
 
 
 def _in_shared_memory(inputs: Sequence[Any], variables: Sequence[Any]) -> list[Data]:
-    return [one if isinstance(one, Data) else data(one, var) for one, var in zip(read(inputs), variables)]
+    return [one if isinstance(one, Data) else _data(one, var) for one, var in zip(read(inputs), variables)]
+
+
+def _data(value: Any, var: Any) -> Data:
+    try:
+        return data(value, var)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"input {var}: {error}") from None
 
 
 def _ranks_of_a_step(session: Session, f: Function, inputs: Any, rule: Rule) -> str | None:
@@ -209,6 +219,10 @@ def _ranks_of_a_step(session: Session, f: Function, inputs: Any, rule: Rule) -> 
     if session.is_on_one_node or rule.engine != "average" or averages_within_nodes(rule) or callable(inputs):
         return None
     return "node" if makes_exact_steps(f) else None
+
+
+def _listed(names: Sequence[Any]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _uses_losses(rule: Rule) -> bool:
@@ -249,6 +263,8 @@ class _Loop:
         rule.check(min(session.sizes) if rule.engine == "centre" else session.n_ranks)
         self._session, self._size, self._seed = session, size, seed
         self._key = next(_numbers)
+        if not len(params):
+            raise ValueError(f"params is empty; expected the shared variables that {name} combines")
         _, variables = start("loop", list(params))
         if len({var.dtype for var in variables}) > 1:
             raise TypeError(f"params have the dtypes {[var.dtype for var in variables]}; expected a single one")
@@ -327,7 +343,10 @@ class _Loop:
         missing = [var for var in rest if var not in given]
         unknown = [key for key in given if key not in rest and not _graph.is_shared_variable(key)]
         if missing or unknown:
-            raise TypeError(f"schedule lacks {missing} and has the unknown {unknown}; expected the inputs {list(rest)}")
+            wrong = [("lacks", missing), ("has the unknown", unknown)]
+            found = " and ".join(f"{what} {_listed(keys)}" for what, keys in wrong if keys)
+            expected = f"the inputs {_listed(rest)}" if rest else "shared variables alone"
+            raise TypeError(f"schedule {found}; expected values of {expected}")
         self._inputs = [(var, given[var]) for var in rest]
         shared = [var for var in given if _graph.is_shared_variable(var)]
         if shared:
