@@ -14,7 +14,7 @@ import cloudpickle
 import numpy as np
 
 from synkhronos import _graph
-from synkhronos._api.collectives import broadcast
+from synkhronos._api.collectives import all_reduce, broadcast
 from synkhronos._api.data_arrays import Data, data
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
@@ -30,16 +30,16 @@ from synkhronos._api.run import (
     combined,
     delayed,
     goes_on,
+    in_shared_memory,
     length_of,
     makes_exact_steps,
     positive,
-    read,
     run_by_calls,
     shuffled,
     states_of_ranks,
     values_at,
 )
-from synkhronos._api.variables import start
+from synkhronos._api.variables import check_replicas, start
 from synkhronos._backends import is_random_state
 from synkhronos._costs import to_hide
 from synkhronos._memory import Board
@@ -197,19 +197,7 @@ def _steps_together(f: Any, inputs: Any, params: Sequence[Any]) -> bool:
 
 def inputs_of_loop(f: Any, inputs: Sequence[Any], params: Sequence[Any]) -> Sequence[Any]:
     """Return inputs as a loop without a training rule passes them: as `Data`, if one command makes many steps."""
-    return _in_shared_memory(inputs, f._user.input_variables) if _steps_together(f, inputs, params) else inputs
-
-
-def _in_shared_memory(inputs: Sequence[Any], variables: Sequence[Any]) -> list[Data]:
-    return [one if isinstance(one, Data) else _data(one, var) for one, var in zip(read(inputs), variables)]
-
-
-def _data(value: Any, var: Any) -> Data:
-    try:
-        return data(value, var)
-    except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"input {var}: {error}") from None
+    return in_shared_memory(inputs, f._user.input_variables) if _steps_together(f, inputs, params) else inputs
 
 
 def _ranks_of_a_step(session: Session, f: Function, inputs: Any, rule: Rule) -> str | None:
@@ -325,7 +313,7 @@ class _Loop:
         for one, var in zip(given, self._scattered):
             if isinstance(one, Data) and (one.dtype != np.dtype(var.dtype) or one.ndim != var.ndim):
                 raise TypeError(f"got {one!r} for {var}; expected {var.dtype} data of {var.ndim} dimensions")
-        return _in_shared_memory(given, self._scattered)
+        return in_shared_memory(given, self._scattered)
 
     def _check_length(self) -> None:
         """Check that the program has not changed the number of rows."""
@@ -419,7 +407,11 @@ class _Loop:
                     broadcast([var for var, _ in self._shared])
                 if self._together == "all" and drop:  # some ranks may have made one step less
                     broadcast([*self._variables, *self._others])
-                if self._integers and (drop or self._together != "all"):  # such as numbers of steps
+                elif self._together == "all" and self._others:
+                    differ = check_replicas(self._others)  # such as running averages of each rank's own rows
+                    if differ:
+                        all_reduce([*differ])
+                if self._integers:  # such as numbers of steps
                     broadcast(self._integers)
                 session.replica_check.note_parts([*self._variables, *self._others], are_parts=False)
             finally:
