@@ -271,7 +271,7 @@ def test_schedules_of_inputs_and_of_shared_variables(session):
     for given, words in (
         ({"decay": 1.0}, "schedule lacks offset"),
         ({**schedule, "rates": 1.0}, "schedule has the unknown 'rates'"),
-        ({"decay": 1.0, "ofset": 1.0}, "schedule lacks offset and has the unknown 'ofset'"),
+        ({"decay": 1.0, "offsets": 1.0}, "schedule lacks offset and has the unknown 'offsets'"),
     ):
         with pytest.raises(TypeError, match=f"^{words}; expected values of the inputs decay, offset$"):
             synk.loop(step, [np.ones(5)], params=[w], batch_size=1, epochs=1, rule=rule, schedule=given)
