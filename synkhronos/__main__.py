@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import select
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -15,7 +17,8 @@ _INFO = """show what this machine can compute with, what is missing, and the com
 exit code is 0 if synkhronos can compute on CPU cores, else 1"""
 
 _TOP = """show, until Ctrl-C, what each rank of this user's sessions is doing, its share of time waiting in the last
-second, its memory and its program, without interrupting the ranks; the exit code is 1 if there is no session"""
+second, its memory and its program, without interrupting the ranks; the exit code is 1 if there is no session, and 3 if
+the live view cannot be shown because rich is missing"""
 
 _PLAN = """execute a Python program until it has called a function of Synkhronos some times, measure this function, and
 predict its steps on other numbers of nodes, ranks and rows, with the error of the model; no step of the measurement
@@ -33,13 +36,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit code.
+        The exit code; 141, that of a program that SIGPIPE has ended, if the reader of the output ends first, as in
+        ``synkhronos info | head -1``.
 
     Raises
     ------
     SystemExit
         With code 0 after help and version, and with code 2 for invalid arguments.
     """
+    try:
+        try:
+            code = execute(arguments)
+        except SystemExit:
+            print(end="", flush=True)
+            raise
+        print(end="", flush=True)
+    except BrokenPipeError:
+        if not is_reader_gone():  # of the program that `plan` executes
+            raise
+        return 128 + signal.SIGPIPE
+    return code
+
+
+def is_reader_gone() -> bool:
+    """Return whether nothing reads standard output; if so, write the rest of it to /dev/null."""
+    poll, output = select.poll(), sys.stdout.fileno()
+    poll.register(output, 0)  # errors are always reported
+    if not poll.poll(0):
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, output)
+    os.close(nowhere)
+    return True
+
+
+def execute(arguments: Sequence[str] | None) -> int:
+    """Execute the command line; return the exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     own = count_own_options(given[1:])
     if given[:1] == ["run"] and given[1 + own :] and given[1 + own] not in ("-h", "--help"):
@@ -147,7 +179,7 @@ def count_own_options(words: Sequence[str]) -> int:
 def check_option(word: str, parser: argparse.ArgumentParser) -> None:
     """Exit with an error if a word is a misspelled option of ``run``, which Python would get and not know."""
     name = word.partition("=")[0]
-    close = difflib.get_close_matches(name, ["--hosts", "--verbose"]) if name.startswith("--") else []
+    close = difflib.get_close_matches(name, ["--hosts", "--verbose"], cutoff=0.75) if name.startswith("--") else []
     if close and name != "--version":
         parser.error(f"unknown option {name}; did you mean {close[0]}?")
 

@@ -188,6 +188,7 @@ def function(
         if random not in ("serial", "own"):
             raise ValueError(f'random is {random!r}; expected "serial" or "own"')
         check_plan(plan)
+        _check_all_inputs(graph)
         if whole is not None:
             whole = _graph.expressions_of_all_rows(whole, graph.sliceable_shareds)
         one = graph
@@ -262,6 +263,18 @@ def function(
         session, graph, results, update_modes, named=named, named_updates=named_updates, single=not many, name=title
     )
     return _with_streams(_with_keys(made, KeyedFunction, keys))
+
+
+def _check_all_inputs(graph: _graph.Graph) -> None:
+    """Raise the backend's error for a missing input, before the graph is divided."""
+    outputs, updates = graph.expressions
+    for leaf in _backends.leaves_of([*outputs, *(new for _, new in updates)]):
+        is_value = isinstance(leaf, (_backends.Constant, _backends.SharedVariable))
+        if not (is_value or any(leaf is one for one in graph.input_variables)):
+            raise _backends.MissingInputError(
+                f"the graph needs the input {leaf}, which is not in inputs; add it to inputs, or to bcast_inputs if it "
+                "has no rows"
+            )
 
 
 def _mapped(graph: _graph.Graph, mapped: Sequence[Variable], blocked: bool) -> tuple[_graph.Graph, dict[Any, Any]]:

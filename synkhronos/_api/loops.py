@@ -14,7 +14,7 @@ import cloudpickle
 import numpy as np
 
 from synkhronos import _graph
-from synkhronos._api.collectives import broadcast
+from synkhronos._api.collectives import all_reduce, broadcast
 from synkhronos._api.data_arrays import Data, data
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
@@ -30,16 +30,16 @@ from synkhronos._api.run import (
     combined,
     delayed,
     goes_on,
+    in_shared_memory,
     length_of,
     makes_exact_steps,
     positive,
-    read,
     run_by_calls,
     shuffled,
     states_of_ranks,
     values_at,
 )
-from synkhronos._api.variables import start
+from synkhronos._api.variables import check_replicas, start
 from synkhronos._backends import is_random_state
 from synkhronos._costs import to_hide
 from synkhronos._memory import Board
@@ -55,6 +55,7 @@ from synkhronos._rank import (
     pack,
 )
 from synkhronos._session import Session, current
+from synkhronos._utils.display import suggests_keywords
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind
 from synkhronos.errors import SessionError, SynkhronosError, WorkerRestarted
 from synkhronos.rules import BSP, Average, Rule
@@ -68,6 +69,7 @@ _OF_OTHERS = ("local", "average", "reset")
 _NO_RESULT = "the loop failed, so that it has no result; the ranks have different parameters"
 
 
+@suggests_keywords
 def loop(
     f: Any,
     inputs: Any,
@@ -195,11 +197,7 @@ def _steps_together(f: Any, inputs: Any, params: Sequence[Any]) -> bool:
 
 def inputs_of_loop(f: Any, inputs: Sequence[Any], params: Sequence[Any]) -> Sequence[Any]:
     """Return inputs as a loop without a training rule passes them: as `Data`, if one command makes many steps."""
-    return _in_shared_memory(inputs, f._user.input_variables) if _steps_together(f, inputs, params) else inputs
-
-
-def _in_shared_memory(inputs: Sequence[Any], variables: Sequence[Any]) -> list[Data]:
-    return [one if isinstance(one, Data) else data(one, var) for one, var in zip(read(inputs), variables)]
+    return in_shared_memory(inputs, f._user.input_variables) if _steps_together(f, inputs, params) else inputs
 
 
 def _ranks_of_a_step(session: Session, f: Function, inputs: Any, rule: Rule) -> str | None:
@@ -209,6 +207,10 @@ def _ranks_of_a_step(session: Session, f: Function, inputs: Any, rule: Rule) -> 
     if session.is_on_one_node or rule.engine != "average" or averages_within_nodes(rule) or callable(inputs):
         return None
     return "node" if makes_exact_steps(f) else None
+
+
+def _listed(names: Sequence[Any]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _uses_losses(rule: Rule) -> bool:
@@ -249,6 +251,8 @@ class _Loop:
         rule.check(min(session.sizes) if rule.engine == "centre" else session.n_ranks)
         self._session, self._size, self._seed = session, size, seed
         self._key = next(_numbers)
+        if not len(params):
+            raise ValueError(f"params is empty; expected the shared variables that {name} combines")
         _, variables = start("loop", list(params))
         if len({var.dtype for var in variables}) > 1:
             raise TypeError(f"params have the dtypes {[var.dtype for var in variables]}; expected a single one")
@@ -309,7 +313,7 @@ class _Loop:
         for one, var in zip(given, self._scattered):
             if isinstance(one, Data) and (one.dtype != np.dtype(var.dtype) or one.ndim != var.ndim):
                 raise TypeError(f"got {one!r} for {var}; expected {var.dtype} data of {var.ndim} dimensions")
-        return _in_shared_memory(given, self._scattered)
+        return in_shared_memory(given, self._scattered)
 
     def _check_length(self) -> None:
         """Check that the program has not changed the number of rows."""
@@ -327,7 +331,10 @@ class _Loop:
         missing = [var for var in rest if var not in given]
         unknown = [key for key in given if key not in rest and not _graph.is_shared_variable(key)]
         if missing or unknown:
-            raise TypeError(f"schedule lacks {missing} and has the unknown {unknown}; expected the inputs {list(rest)}")
+            wrong = [("lacks", missing), ("has the unknown", unknown)]
+            found = " and ".join(f"{what} {_listed(keys)}" for what, keys in wrong if keys)
+            expected = f"the inputs {_listed(rest)}" if rest else "shared variables alone"
+            raise TypeError(f"schedule {found}; expected values of {expected}")
         self._inputs = [(var, given[var]) for var in rest]
         shared = [var for var in given if _graph.is_shared_variable(var)]
         if shared:
@@ -400,7 +407,11 @@ class _Loop:
                     broadcast([var for var, _ in self._shared])
                 if self._together == "all" and drop:  # some ranks may have made one step less
                     broadcast([*self._variables, *self._others])
-                if self._integers and (drop or self._together != "all"):  # such as numbers of steps
+                elif self._together == "all" and self._others:
+                    differ = check_replicas(self._others)  # such as running averages of each rank's own rows
+                    if differ:
+                        all_reduce([*differ])
+                if self._integers:  # such as numbers of steps
                     broadcast(self._integers)
                 session.replica_check.note_parts([*self._variables, *self._others], are_parts=False)
             finally:

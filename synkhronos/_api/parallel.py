@@ -12,10 +12,12 @@ from synkhronos._api.checks import arrange
 from synkhronos._api.functions import Function
 from synkhronos._session import current, held
 from synkhronos._sharding import minibatches
+from synkhronos._utils.display import suggests_keywords
 from synkhronos.errors import SessionError
 from synkhronos.typing import Input, Variable
 
 
+@suggests_keywords
 def parallelize(
     bcast_inputs: Sequence[Input | str] = (),
     shard: Mapping[Any, int] | Sequence[Variable | str] = (),
@@ -63,6 +65,9 @@ def parallelize(
     for name, value in (("bcast_inputs", bcast_inputs), ("shard", shard)):
         if not isinstance(value, (list, tuple, dict)):
             raise TypeError(f"{name} is {value!r}; expected a list of variables or names")
+        for one in value:
+            if not isinstance(getattr(one, "variable", one), (str, _backends.Variable)):
+                raise TypeError(f"{name} has {one!r}; expected variables or names")
     if random not in ("serial", "own"):
         raise ValueError(f'random is {random!r}; expected "serial" or "own"')
     context = contextlib.ExitStack()

@@ -198,9 +198,10 @@ class Plan:
                 "batch is between the number of ranks and that of the rows of the inputs."
             )
         errors = [abs(one.error) for one in self.checks]
+        size = "size" if len(errors) == 1 else "sizes"
         where = "" if self._is_of_here else " of the machine that was measured"
         return (
-            f"Error of the model{where} at {len(errors)} measured sizes: median {statistics.median(errors):.1%}, "
+            f"Error of the model{where} at {len(errors)} measured {size}: median {statistics.median(errors):.1%}, "
             f"largest {max(errors):.1%}."
         )
 

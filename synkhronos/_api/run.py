@@ -15,7 +15,7 @@ import numpy as np
 
 from synkhronos import _graph
 from synkhronos._api.collectives import broadcast
-from synkhronos._api.data_arrays import Data
+from synkhronos._api.data_arrays import Data, data
 from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
 from synkhronos._rank import STATE_PART, Records, SaveLoop, unpack
@@ -80,6 +80,19 @@ def length_of(arrays: Sequence[Any]) -> int:
 def read(inputs: Sequence[Any]) -> list[Any]:
     """Return inputs, of which those that are not in memory, such as datasets of h5py, are read."""
     return [one if isinstance(one, (Data, np.ndarray, list, tuple)) else np.asarray(one) for one in inputs]
+
+
+def in_shared_memory(inputs: Sequence[Any], variables: Sequence[Any]) -> list[Data]:
+    """Return the inputs of a loop as `Data`, which `variables` describe; errors name the input."""
+    return [one if isinstance(one, Data) else _data(one, var) for one, var in zip(read(inputs), variables)]
+
+
+def _data(value: Any, var: Any) -> Data:
+    try:
+        return data(value, var)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"input {var}: {error}") from None
 
 
 def goes_on(on_epoch: Callable[[Run], Any] | None, run: Run) -> bool:

@@ -69,12 +69,12 @@ INTERFACE = {
     "graph": (
         "AFTER_MERGES", "BEFORE_ELEMENTWISE", "FOR_EXACT", "FOR_SLICES", "KEYWORDS", "NO_TENSORS", "TAKES_SUBSETS",
         "Apply", "Constant", "Container", "DenseType", "DisconnectedType", "Function", "In", "InconsistencyError",
-        "Mode", "NotScalarConstantError", "Op", "Out", "ReplaceValidate", "Rewriter", "SharedVariable", "T",
-        "TensorConstant", "TensorType", "UnusedInputError", "Variable", "ancestors", "as_type_of", "clone",
-        "compile_function", "config", "copied", "copy_stack_trace", "equal_computations", "execution", "get_mode",
-        "get_scalar_constant_value", "grad", "input_like", "io_toposort", "known_lengths", "leaves_of", "machine",
-        "plain_function", "printing", "raise_at", "rebuild_collect_shared", "redirect", "register", "reshaped_like",
-        "retyped", "scalar", "scan", "shared", "shared_like", "substituted",
+        "MissingInputError", "Mode", "NotScalarConstantError", "Op", "Out", "ReplaceValidate", "Rewriter",
+        "SharedVariable", "T", "TensorConstant", "TensorType", "UnusedInputError", "Variable", "ancestors",
+        "as_type_of", "clone", "compile_function", "config", "copied", "copy_stack_trace", "equal_computations",
+        "execution", "get_mode", "get_scalar_constant_value", "grad", "input_like", "io_toposort", "known_lengths",
+        "leaves_of", "machine", "plain_function", "printing", "raise_at", "rebuild_collect_shared", "redirect",
+        "register", "reshaped_like", "retyped", "scalar", "scan", "shared", "shared_like", "substituted",
         "updated_storage", "with_broadcastable",
     ),
     "ops": (

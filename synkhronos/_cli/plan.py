@@ -299,7 +299,9 @@ def check_file(name: str, path: str) -> None:
         try:
             from matplotlib.backend_bases import FigureCanvasBase
         except ImportError as error:
-            raise ImportError(f"--plot is {path!r}; expected also Matplotlib, which is not usable: {error}") from None
+            raise ImportError(
+                f"--plot is {path!r}; expected also Matplotlib (pip install matplotlib), which is not usable: {error}"
+            ) from None
         suffix, kinds = os.path.splitext(path)[1][1:].lower(), FigureCanvasBase.get_supported_filetypes()
         if suffix and suffix not in kinds:
             raise ValueError(f"--plot is {path!r}; expected one of the suffixes {', '.join(sorted(kinds))}")

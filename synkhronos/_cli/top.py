@@ -128,7 +128,7 @@ def top(once: bool, seconds: float = 1.0) -> int:
     Returns
     -------
     int
-        The exit code; 1 if there is no session, or the live view cannot be shown.
+        The exit code; 1 if there is no session, and 3 if the live view cannot be shown because rich is missing.
     """
     sessions = find_sessions()
     if not sessions:
@@ -146,7 +146,7 @@ def top(once: bool, seconds: float = 1.0) -> int:
         from rich.text import Text
     except ImportError:
         sys.stderr.write("synkhronos top: the live view needs rich (pip install rich); or give --once\n")
-        return 1
+        return 3
     with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
         while sessions:
             table = Table(

@@ -22,10 +22,12 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import Any, Callable, ClassVar, TypeVar
+from typing import Any, Callable, ClassVar, TypeVar, cast
 from weakref import WeakSet
 
 from synkhronos._utils.interrupts import Background, deferred_interrupts
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def unknown_keyword(function: str, name: str, known: Sequence[str]) -> TypeError:
@@ -51,6 +53,17 @@ def check_keywords(function: Callable[..., Any], keywords: Iterable[str]) -> Non
     for name in keywords:
         if name not in known:
             raise unknown_keyword(f"synkhronos.{function.__name__}", name, known)
+
+
+def suggests_keywords(function: F) -> F:
+    """Decorate a public function: its error for an unknown keyword argument suggests similar names."""
+
+    @functools.wraps(function)
+    def check_and_call(*args: Any, **kwargs: Any) -> Any:
+        check_keywords(function, kwargs)
+        return function(*args, **kwargs)
+
+    return cast("F", check_and_call)
 
 
 def text_table(lines: Sequence[Sequence[str]]) -> str:

@@ -136,6 +136,12 @@ def test_invalid_rules_are_refused(two):
         for make in (make_train_function, make_train_function_theano):
             with pytest.raises(error, match=words):
                 make(losses.mean(), params, x, y, rule)
+    made = {param: param for param in params}
+    for given in (made, list(made.items()), updates.sgd(losses.mean(), params, 0.1)):
+        words = f"^update_rule is updates, as a {type(given).__name__}; expected the rule itself, and its arguments"
+        for make in (make_train_function, make_train_function_theano):
+            with pytest.raises(TypeError, match=words):
+                make(losses.mean(), params, x, y, given)
     with pytest.raises(TypeError, match=r"sgd: missing a required argument: .learning_rate.; it takes \(loss_or_grads"):
         make_train_function(losses.mean(), params, x, y, updates.sgd)
 

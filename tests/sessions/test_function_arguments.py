@@ -153,3 +153,13 @@ def test_batch_needs_scattered_inputs(two):
 def test_invalid_functions_are_refused(two, arguments, error, words):
     with pytest.raises(error, match=words):
         synk.function(**arguments)
+
+
+@pytest.mark.parametrize("options", [{}, {"blocked": True}, {"plan": "controller"}], ids=str)
+def test_a_missing_input_is_named(two, options):
+    x, y, w = T.dmatrix("x"), T.dvector("y"), theano.shared(np.zeros(3), "w")
+    missing = "^the graph needs the input y, which is not in inputs; add it to inputs, or to bcast_inputs"
+    with pytest.raises(theano.gof.fg.MissingInputError, match=missing):
+        synk.function([x], T.sqr(x.dot(w) - y).sum(), exact=True, **options)
+    with pytest.raises(theano.gof.fg.MissingInputError, match=missing):
+        synk.function([x], [], updates=[(w, w + (x.dot(w) - 2 * y).sum())], exact=True)

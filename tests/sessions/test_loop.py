@@ -268,6 +268,13 @@ def test_schedules_of_inputs_and_of_shared_variables(session):
     for outputs in run.outputs:
         np.testing.assert_allclose(outputs[:, 1], values, rtol=1e-12)
     np.testing.assert_allclose(w.get_value(), sum(values), rtol=1e-12)
+    for given, words in (
+        ({"decay": 1.0}, "schedule lacks offset"),
+        ({**schedule, "rates": 1.0}, "schedule has the unknown 'rates'"),
+        ({"decay": 1.0, "offsets": 1.0}, "schedule lacks offset and has the unknown 'offsets'"),
+    ):
+        with pytest.raises(TypeError, match=f"^{words}; expected values of the inputs decay, offset$"):
+            synk.loop(step, [np.ones(5)], params=[w], batch_size=1, epochs=1, rule=rule, schedule=given)
 
 
 def test_on_epoch_sees_the_mean_moves_no_rank_and_ends_the_loop(session):
@@ -528,7 +535,11 @@ def test_what_is_refused(two):
         ({"batch_size": 1.5}, ValueError, "batch_size is 1.5"),
         ({"rule": "easgd"}, TypeError, "expected a rule of synkhronos.rules, or 'local'"),
         ({"rule": rules.EASGD(beta=3.0)}, ValueError, "beta is 3.0 with 2 ranks"),
-        ({"params": []}, ValueError, "loop: got no variables"),
+        (
+            {"params": []},
+            ValueError,
+            r"params is empty; expected the .* that LocalSGD\(every=2.* combines",
+        ),
         ({"params": [*w, *w]}, ValueError, "loop: got a variable twice"),
         ({"others": "mean", "rule": None}, ValueError, "others is 'mean'"),
         ({"others": "reset", "rule": rules.BSP()}, ValueError, r"with BSP\(\), which has no averages"),
@@ -536,7 +547,9 @@ def test_what_is_refused(two):
         ({"on_epoch": lambda run: synk.loop(f, data, **good)}, synk.SessionError, "w is in another loop"),
         ({"params": [1]}, TypeError, "shared variables"),
         ({"others": "mean"}, ValueError, "others is 'mean'"),
-        ({"schedule": {"rate": 1.0}}, TypeError, "unknown"),
+        ({"schedule": {"rate": 1.0}}, TypeError, "^schedule has the unknown 'rate'; expected values of shared"),
+        ({"batchsize": 2}, TypeError, "^synkhronos.loop has no argument 'batchsize'; did you mean batch_size"),
+        ({"inputs": [data[0].astype("complex128"), *data[1:]]}, TypeError, f"^input {f._graph.input_names[0]}: got"),
         ({"others": "average", "rule": rules.EASGD()}, ValueError, "has no averages"),
         ({"inputs": [synk.data(np.zeros((4, 3), "float32")), *data[1:]]}, TypeError, "expected float64 data"),
         ({"f": exact}, TypeError, "without exact=True"),

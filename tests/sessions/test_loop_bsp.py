@@ -94,6 +94,21 @@ def test_a_training_step_is_the_serial_step(session):
     assert synk.check_replicas() == {}
 
 
+@pytest.mark.parametrize("rule", [None, rules.BSP()])
+def test_other_variables_are_averaged_at_the_end(session, rule):
+    draw = np.random.RandomState(1)
+    x_data, y_data = draw.rand(12 * session, 3), draw.rand(12 * session)
+    x, y = T.matrix("x", "float64"), T.vector("y", "float64")
+    w, total = theano.shared(np.zeros(3), "w"), theano.shared(np.zeros(3), "total")
+    last = theano.shared(np.int64(0), "last")
+    loss = T.sqr(T.dot(x, w) - y).mean()
+    of_own_rows = [(total, total + x.sum(axis=0)), (last, T.cast(1000 * x[0, 0], "int64"))]
+    step = synk.function([x, y], loss, updates=[(w, w - 0.1 * synk.averaged(T.grad(loss, w))), *of_own_rows])
+    synk.loop(step, [x_data, y_data], params=[w], batch_size=4, epochs=2, rule=rule)
+    assert synk.check_replicas() == {}
+    np.testing.assert_allclose(total.get_value(), 2 * x_data.sum(axis=0) / session, rtol=1e-12)
+
+
 def test_a_loop_with_collectives_is_resumed(session, tmp_path):
     model, path = Model(), tmp_path / "run.npz"
 

@@ -228,9 +228,14 @@ def test_invalid_arguments_are_refused(session):
             function([x], x, accept_inplace=True)
         with pytest.raises(theano.compile.UnusedInputError):
             function([x, s], s)
+        with pytest.raises(theano.gof.fg.MissingInputError, match="the graph needs the input s, which is not in"):
+            function([x], x * s)
+    for name in ("bcast_inputs", "shard"):
+        with pytest.raises(TypeError, match=f"^{name} has 3; expected variables or names"):
+            synk.parallelize(**{name: [x, 3]})
     with pytest.raises(TypeError, match=r"bcast_inputs is .*; expected a list"):
         synk.parallelize(bcast_inputs="x")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'bcast_input'"):
+    with pytest.raises(TypeError, match="parallelize has no argument 'bcast_input'; did you mean bcast_inputs"):
         synk.parallelize(bcast_input=[x])
 
 

@@ -150,6 +150,8 @@ def test_parts_of_a_step_add_up(forked):
     assert "slow" not in text and "ms to copy 48 rows by index" in text
     assert html.count("<table>") == 3
     assert set(dir(table)) == {"checks", "notes", "plot", "seconds", "table", "to_csv", "verdict"}
+    table.checks = table.checks[:1]
+    assert "Error of the model at 1 measured size: median" in str(table)
 
 
 def test_the_bytes_are_those_of_the_gradients(forked):

@@ -246,7 +246,7 @@ def test_a_plot_without_matplotlib_is_refused_before_the_script_runs(tmp_path):
     (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')")
     code, text, errors = run_plan(tmp_path, "--plot=a.svg", script="print('it ran')", modules=[tmp_path])
     assert (code, text) == (1, "")
-    expected = "--plot is 'a.svg'; expected also Matplotlib, which is not usable: not here"
+    expected = "--plot is 'a.svg'; expected also Matplotlib (pip install matplotlib), which is not usable: not here"
     assert errors == f"python -m synkhronos plan: {expected}\n"
 
 

@@ -298,6 +298,24 @@ class TestRun:
         command = f" {words[0]}" if words and words != ["go"] else ""
         assert f"\npython -m synkhronos{command}: error: {reason}" in done.stderr
 
+    def test_names_that_are_far_off_are_not_suggested(self, tmp_path):
+        done = launch("run", "--bogus", cache=tmp_path)
+        assert done.returncode == 2 and "did you mean" not in done.stderr
+
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    @pytest.mark.parametrize("words", [["info"], ["info", "--json"], ["plan", "script.py"]], ids=str)
+    def test_output_that_is_not_read(self, tmp_path, words, unbuffered):
+        (tmp_path / "script.py").write_text("print('the program')")
+        read, write = os.pipe()
+        os.close(read)
+        surroundings = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+        surroundings["PYTHONUNBUFFERED"] = unbuffered
+        command = [sys.executable, "-m", "synkhronos", *words]
+        pipes = {"stdout": write, "stderr": subprocess.PIPE}
+        done = subprocess.run(command, **pipes, text=True, env=surroundings, cwd=tmp_path, timeout=110)
+        os.close(write)
+        assert (done.returncode, done.stderr) == (141, "")
+
     def test_help(self, tmp_path):
         done = launch("run", "--help", cache=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")

@@ -151,3 +151,11 @@ def test_without_a_session_it_prints_a_message(monkeypatch, capsys):
     monkeypatch.setattr(_top, "find_sessions", list)
     assert _top.top(once=True) == 1
     assert "no session of this user" in capsys.readouterr().err
+
+
+def test_without_rich_the_exit_code_is_another_one(monkeypatch, capsys, synchronize):
+    synchronize(1)
+    monkeypatch.setattr(_top, "find_sessions", own_session)
+    monkeypatch.setitem(sys.modules, "rich.live", None)
+    assert _top.top(once=False) == 3
+    assert "pip install rich" in capsys.readouterr().err

@@ -31,7 +31,7 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import GraphRewriter as Rewriter
 from pytensor.graph.rewriting.basic import MergeOptimizer, copy_stack_trace, dfs_rewriter, node_rewriter
 from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
-from pytensor.graph.utils import InconsistencyError
+from pytensor.graph.utils import InconsistencyError, MissingInputError
 from pytensor.link.basic import Container
 from pytensor.link.utils import raise_with_op
 from pytensor.scan import basic as _scan

@@ -25,6 +25,7 @@ from theano.compile.pfunc import rebuild_collect_shared
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import InconsistencyError
 from theano.gof import Optimizer as Rewriter
+from theano.gof.fg import MissingInputError
 from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
 from theano.gof.graph import inputs as leaves_of
 from theano.gof.link import Container, raise_with_op

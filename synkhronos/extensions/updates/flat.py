@@ -265,6 +265,10 @@ def _found(rule: Any) -> Callable[..., Any]:
         if rule not in rules:
             raise ValueError(f"update_rule is {rule!r}; expected one of {', '.join(rules)}")
         rule = getattr(updates, rule)
+    if isinstance(rule, (dict, list, tuple)):
+        raise TypeError(
+            f"update_rule is updates, as a {type(rule).__name__}; expected the rule itself, and its arguments after it"
+        )
     if not callable(rule):
         raise TypeError(f"update_rule is {rule!r}; expected a function, or one of {', '.join(rules)}")
     return rule
