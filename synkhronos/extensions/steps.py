@@ -137,6 +137,26 @@ class Loops:
     _structure: Any
     _params: Sequence[Any] = ()
 
+    def get_shared(self) -> list[Any]:
+        """Return all shared variables of the step: parameters, the state of the rule, random states and others.
+
+        Returns
+        -------
+        list of shared variables
+            Save them, as `synkhronos.extensions.checkpoint` does, to resume the training.
+
+        Examples
+        --------
+        >>> w, x, t = theano.shared(np.zeros(2), "w"), T.dmatrix("x"), T.dvector("t")
+        >>> loss = T.sqr(x.dot(w) - t).mean()
+        >>> with synk.session(2):
+        ...     step = train.make_train_function(loss, [w], x, t, "momentum", 0.1, 0.9, exact=True)
+        ...     print(len(step.get_shared()))
+        2
+        """
+        functions = getattr(self, "_functions", None) or [self.function]  # type: ignore[attr-defined]
+        return list(dict.fromkeys(var for one in functions for var in one.get_shared()))
+
     def loop(self, x_data: Any, y_data: Any = None, **options: Any) -> synk.Run:
         """Train for a number of epochs or steps.
 
