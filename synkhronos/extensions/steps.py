@@ -317,11 +317,6 @@ class TrainFunction(Loops):
 
     Attributes
     ----------
-    gradient : Function
-        Computes the loss, and writes each rank's gradients to `grad_shared`.
-    update : Function
-        Changes the parameters on every rank. Its inputs are the rule's symbolic hyperparameters; it has no outputs. On
-        several nodes, one function does both in calls without slices; these two are compiled when they are needed.
     grad_shared : shared variable, or list of them
         After a call, the gradient of the full minibatch on every rank.
 
@@ -358,12 +353,16 @@ class TrainFunction(Loops):
 
     @property
     def gradient(self) -> Any:
-        """The function of the gradients."""
+        """The function that computes the loss, and writes each rank's gradients to `grad_shared`.
+
+        On several nodes, one function also averages the gradients and makes the update in calls without slices. This
+        one and `update` are compiled when they are needed.
+        """
         return self._two[0]
 
     @property
     def update(self) -> Any:
-        """The function of the update."""
+        """The function that changes the parameters on every rank; its inputs are the rule's hyperparameters."""
         return self._two[1]
 
     def __repr__(self) -> str:
