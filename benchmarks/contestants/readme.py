@@ -3,6 +3,7 @@
 import ast
 import re
 import time
+from importlib.util import find_spec
 
 from benchmarks.contestants._serve import PAUSE, compete
 from benchmarks.processes import ROOT
@@ -29,7 +30,8 @@ def compiled_parts(code):
 def make(mark, serial, changes=()):
     """Prepare the program with a mark, with changes ``(old, new)`` of its text."""
     page = ROOT / "README.md"
-    (code,) = [code for code, _, own in programs(page, page.name, mark == ON_BOTH).values() if own == mark]
+    of_backend = programs(page, page.name, find_spec("theano") is not None).values()
+    (code,) = [code for code, _, own in of_backend if own == mark]
     if serial:
         code = serial_form(code) if mark == ON_BOTH else without_synkhronos(code)
     for old, new in changes:

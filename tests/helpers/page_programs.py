@@ -2,13 +2,14 @@
 
 A comment in the line before a block can change this: ``continues`` appends the block to the previous program;
 ``not run: REASON`` and ``run by test_….py`` leave it out. Programs are for Theano, except those marked ``on PyTensor``,
-and ``on both``, which have a serial form that prints the same. After ``<!-- output -->``, a ``text`` block is the
-program's output up to the next such block.
+and ``on both``, which have a serial form that prints the same, and a comment with the import for PyTensor. After
+``<!-- output -->``, a ``text`` block is the program's output up to the next such block.
 """
 
 import re
 
 ON_BOTH = "on both"
+_IMPORT = re.compile(r"^import theano, .*  # on PyTensor: (import .*)$", re.M)
 _BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n+)?^```(?P<kind>python|text)\n(?P<code>.*?)^```$", re.M | re.S)
 
 
@@ -34,6 +35,9 @@ def programs(path, name, on_theano):
     for block in _BLOCK.finditer(text):
         mark, code = block["mark"] or "", block["code"]
         line = text.count("\n", 0, block.start("code"))
+        if mark == ON_BOTH and not on_theano:
+            code, n_imports = _IMPORT.subn(r"\1", code)
+            assert n_imports == 1
         is_new = block["kind"] != "text" and mark not in ("continues", ON_BOTH)
         if is_new and (mark == "on PyTensor") == on_theano:
             program = None  # for the other backend
