@@ -185,13 +185,21 @@ def divide(session: Session, scattered: Sequence[Input], values: list[Any], batc
     return Inputs(values, batch, *_split(sizes[0], session.n_ranks))
 
 
+def _order_of_inputs(graph: Graph) -> str:
+    """Name the inputs, if some of them must be given after those with rows."""
+    names = list(map(str, graph.input_variables))
+    if not 0 < graph.n_scattered < len(names):
+        return ""
+    return f". The inputs are {', '.join(names)}, in this order: those in bcast_inputs come last"
+
+
 def _check(graph: Graph, position: int, one: Input, value: Any) -> Any:
     name, dtype, ndim, lengths, _ = one
     if not isinstance(value, Data):
         try:
             return graph.filter_input(position, value)
         except TypeError as error:
-            raise TypeError(f"input {name}: {error}") from None
+            raise TypeError(f"input {name}: {error}{_order_of_inputs(graph)}") from None
         except (OverflowError, ValueError) as error:
             type_ = graph.input_variables[position].type
             raise TypeError(f"input {name}: got no array of {type_}: {error}") from None

@@ -146,8 +146,7 @@ STEP = """
 """
 
 
-@pytest.mark.parametrize("ranks", [(1, 1), (2, 2)], ids=str)
-@pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
+@pytest.mark.parametrize(("exact", "ranks"), [(False, (2, 1)), (True, (1, 1)), (True, (2, 2))], ids=str)
 def test_training_steps(exact, ranks):
     """The parts of a flat gradient are exchanged early, and the steps are those of one process."""
     lines = run_both(
@@ -157,7 +156,7 @@ def test_training_steps(exact, ranks):
         """
         loss = T.sqr(h.sum(1) - y).mean()
         start = [w.get_value() for w in layers]
-        for rule in ("sgd", "sgd_nonflat", "nesterov_momentum", "adam"):
+        for rule in ("sgd", "sgd_nonflat", "adam"):
             step = train.make_train_function(loss, layers, x, y, rule, rate, exact=EXACT)
             serial = train.make_train_function_theano(loss, layers, x, y, rule, rate)
             found = []
@@ -180,7 +179,7 @@ def test_training_steps(exact, ranks):
     )
     flat = f"early {[(3500,), 2, (200000,), 1, (120000,), 'finish']}"
     apart = f"early {[(500, 7), 2, (400, 500), 1, (300, 400), 'finish']}"
-    assert [line for line in lines if line.startswith("early")] == [flat, apart, flat, flat]
+    assert [line for line in lines if line.startswith("early")] == [flat, apart, flat]
 
 
 def test_training_steps_with_weights_slices_and_hyperparameters():
@@ -286,8 +285,7 @@ def test_collectives_between_the_begin_and_the_end():
     assert int(lines[-1].split()[1]) >= 5
 
 
-@pytest.mark.parametrize("ranks", [(1, 1), (2, 1)], ids=str)
-def test_collectives_of_operands_between_the_begin_and_the_end(ranks):
+def test_collectives_of_operands_between_the_begin_and_the_end():
     """A collective of an operand, or of an array like it, is not taken for the reduction that is under way."""
     lines = run_both(
         """
@@ -310,7 +308,7 @@ def test_collectives_of_operands_between_the_begin_and_the_end(ranks):
                 print(*[zlib.crc32(np.ascontiguousarray(one)) for one in f(X)])
             print("early", events.count("finish"))
         """,
-        ranks=ranks,
+        ranks=(2, 1),
     )
     counts = [int(line.split()[1]) for line in lines if line.startswith("early")]
     assert min(counts) >= 3 and counts[-1] == 4  # in each call but the first

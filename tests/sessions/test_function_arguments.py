@@ -94,6 +94,13 @@ def test_numpy_inputs_are_cast_where_theano_would_cast(two):
     assert_close(function(*valid)[0], np.zeros(2))
 
 
+def test_the_order_of_inputs_is_named(two):
+    x, rate = T.dmatrix("x"), T.dscalar("rate")
+    f = synk.function([x], x.sum() * rate, bcast_inputs=[rate])
+    with pytest.raises(TypeError, match=r"input x: .*\. The inputs are x, rate, in this order"):
+        f(0.1, np.ones((3, 2)))
+
+
 def test_strict_inputs_are_strict(two):
     x = T.dvector("x")
     function = synk.function([theano.In(x, strict=True)], x.sum())
