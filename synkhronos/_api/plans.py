@@ -382,6 +382,9 @@ def plan(
     first, kind = rules[0]
     averaged, most, rows = target.local(workload, Rule("local", 2), in_loop), max(every_ranks), max(batches)
     sentence = verdict(first, cluster, nodes=every_nodes, ranks=most, batch=rows, rule=kind, averaged=averaged)
+    wrong = max((one.error for one in checks), default=0.0)
+    if wrong > 1:
+        sentence = f"none, because a prediction is wrong by {wrong:+.0%}; measure again while nothing else runs"
     is_given = line is not None
     notes = [f"Function: {target.name}", *_notes(*measured_here, sizes, n_local, n_nodes, is_given=is_given)]
     if overlap and max(every_nodes) > 1 and kind.kind == "bsp":

@@ -154,6 +154,13 @@ def test_parts_of_a_step_add_up(forked):
     assert "Error of the model at 1 measured size: median" in str(table)
 
 
+def test_there_is_no_verdict_if_a_prediction_is_wrong(forked, monkeypatch):
+    forked(2)
+    monkeypatch.setattr(plans, "check_steps", lambda *arguments: [step_measurements.Check(2, 48, 0.5, 0.1, 0.2)])
+    table = synk.plan(build(exact=True), X, TARGETS)
+    assert table.verdict == "none, because a prediction is wrong by +400%; measure again while nothing else runs"
+
+
 def test_the_bytes_are_those_of_the_gradients(forked):
     forked(2)
     for exact in (True, False):
