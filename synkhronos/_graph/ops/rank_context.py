@@ -313,7 +313,7 @@ class RankContext:
 
     def _is_early(self, key: int, number: int, ops: tuple[str, ...], arrays: Sequence[np.ndarray]) -> bool:
         """Return whether a reduction has begun early. If not, expect it in later calls."""
-        announced = self._announced[key]
+        announced = self._announced.pop(key)  # which frees the operands
         if self._early is not None and self._early.key == key:
             if self._early.weights == self.weights and _are_these(announced, arrays):
                 return True
