@@ -116,8 +116,7 @@ class ExactFunction(Function):
         session = None if self._session is None else self._session()
         slices = self._slices if session is None else slices_of(session, self._graph)
         compiled = (self._graph if slices is None else slices.graph).compile(self._plain)
-        is_on_one_node = session is None or session.is_on_one_node
-        return self._graph.partition(compiled, self._planner.chooser.predictions(), slices, is_on_one_node)
+        return self._graph.partition(compiled, self._planner.chooser.predictions(), slices)
 
     @property
     def plan(self) -> str:

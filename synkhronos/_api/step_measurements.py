@@ -467,15 +467,12 @@ def measure_overlap(
     )
     if len(operands) == 1:
         return workload, f"{assumed}they are exchanged in one piece"
-    in_slices = getattr(graph, "slices", None) is not None
     large = [one for one in operands if one.part >= _LARGE] or operands
     text = (
         f"Measured: with {some[-1]} rows, the first large gradient exists after {large[0].until[-1]:.0%} of a step, "
         f"the last one after {operands[-1].until[-1]:.0%}; exchange between nodes begins with the first"
     )
-    if in_slices:
-        text += ", and with the last if a node has several ranks, which make large updates by slices"
-    return replace(workload, operands=operands, in_slices=in_slices), text
+    return replace(workload, operands=operands), text
 
 
 def _together(operands: Sequence[Operand], n_bytes: float) -> tuple[Operand, ...]:

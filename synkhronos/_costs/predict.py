@@ -177,8 +177,6 @@ class Workload:
     operands : tuple of Operand
         Arrays that nodes exchange while others are computed, in the order in which they exist. Empty: exchange does not
         overlap.
-    in_slices : bool
-        Whether large updates are made by slices if a node has several ranks. Exchange then does not overlap.
     spread : Spread
         Of the seconds of equal steps of one rank.
     divided : float
@@ -204,7 +202,6 @@ class Workload:
     n_bytes: float
     n_collectives: int = 1
     operands: tuple[Operand, ...] = ()
-    in_slices: bool = False
     spread: Spread = field(default_factory=Spread)
     divided: float = 0.0
     picks: RowTimes | None = None
@@ -223,10 +220,9 @@ class Workload:
         """Return the bytes of the arrays between nodes: a wire dtype makes float32 arrays alone shorter."""
         return self.n_bytes * (WIRE_DTYPES[dtype] if self.is_float32 else 1.0)
 
-    def exposed(self, compute: float, exchange: float, rows: float, ranks: int) -> float:
+    def exposed(self, compute: float, exchange: float, rows: float) -> float:
         """Return the seconds of an exchange between nodes in which ranks do not compute."""
-        operands = () if self.in_slices and ranks > 1 else self.operands
-        of_rows = [(one.at(rows), one.part) for one in operands]
+        of_rows = [(one.at(rows), one.part) for one in self.operands]
         return max(0.0, overlapped(compute, exchange, of_rows) - compute)
 
 
@@ -416,7 +412,7 @@ def predict_step(
     elif is_bsp:
         compute = own * statistics.fmean(factors) + command
         slowest = max(compute, own * expected_slowest(factors, workload.spread) + command)
-        on_link = workload.exposed(slowest - command, between, rows, ranks)
+        on_link = workload.exposed(slowest - command, between, rows)
         exposed = within + on_link
     else:
         compute, in_step = own * statistics.fmean(factors), 0.0

@@ -177,7 +177,6 @@ class Caller:
             runner=self.runner,
             leader=group.master_rank,
             is_controller=self._is_controller,
-            is_spread=len(world.sizes) > 1,
         )
 
     def call(self, command: Call) -> list[Any] | None:

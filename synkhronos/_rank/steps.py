@@ -86,6 +86,8 @@ class _Prepared(NamedTuple):
 class Steps:
     """Execution of steps on one rank.
 
+    Each node has its own values, notes and ranges of elements.
+
     Parameters
     ----------
     rank : int
@@ -98,8 +100,6 @@ class Steps:
     leader : int
         The rank whose variables the others view.
     is_controller : bool
-    is_spread : bool
-        Whether there are ranks on other nodes. Each node then has its own values, notes and ranges of elements.
     """
 
     def __init__(
@@ -112,12 +112,11 @@ class Steps:
         runner: Callable[[int, None], _Compute],
         leader: int,
         is_controller: bool,
-        is_spread: bool,
     ) -> None:
         self._rank, self._notes, self._heap = rank, notes, heap
         self._added = notes[:, _PLACES : _PLACES + 3 * MOST_SUMS].reshape(len(notes), MOST_SUMS, 3)
         self._variables, self._runner = variables, runner
-        self._leads, self._is_controller, self._is_spread = rank == leader, is_controller, is_spread
+        self._leads, self._is_controller = rank == leader, is_controller
         self._prepared: _Prepared | None = None
         self._logs: dict[Any, np.ndarray] = {}
         self._memory: Any = None if heap.base is None else np.frombuffer(memoryview(heap), np.uint8)
@@ -195,7 +194,7 @@ class Steps:
         own = weights[self._rank] or all_rows  # without a weight, nobody reads what this rank has
         shape = left.shape[1], right.shape[1]
         product = self._runner(one.function, None)
-        if self._is_spread or len(left) * all_rows > own * most_rows_by_slices(*shape):
+        if len(left) * all_rows > own * most_rows_by_slices(*shape):
             return self._sum(product([left, right])[0], product)
         return _Sum((self._shared(left), self._shared(right)), shape, product)
 
@@ -219,7 +218,7 @@ class Steps:
     def lacks_places(self) -> bool:
         """Whether an array is in memory that other ranks cannot read; the same on all ranks."""
         n = 0 if self._prepared is None else len(self._prepared.sums)
-        return (self._is_spread and n > 0) or bool((self._added[:, :n, :2] < 0).any())
+        return bool((self._added[:, :n, :2] < 0).any())
 
     def reduce(self, context: RankContext) -> None:
         """Add the arrays by a collective; all ranks call this if `lacks_places`."""

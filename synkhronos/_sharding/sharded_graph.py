@@ -224,16 +224,14 @@ class ShardedGraph(Graph):
         slices = Slices(self, self.own_states)
         return slices if slices.groups else None
 
-    def partition(
-        self, compiled: Any, plans: Sequence[Prediction], slices: Slices | None, is_on_one_node: bool
-    ) -> Partition:
+    def partition(self, compiled: Any, plans: Sequence[Prediction], slices: Slices | None) -> Partition:
         """Return the report of the collectives in a function that was compiled from this graph, or from ``slices``."""
         updates, sums = [], []
         if slices is not None:
             updates = list(map(str, slices.variables))
             totals = [(one, self.expression_of(one.result)) for one in self._collectives]
             sums = [
-                (one, slices.kind_of(total) if is_on_one_node else one.kind, slices.n_bytes_of(total))
+                (one, slices.kind_of(total), slices.n_bytes_of(total))
                 for one, total in totals
                 if total in slices.summed
             ]

@@ -2,7 +2,7 @@
 
 A sharded function would compute all new values on every rank. Instead, it returns what they are computed from, and a
 small function of one-dimensional slices computes them. The gradients that it gets are not reduced yet: a rank adds the
-ranks' gradients only in its range.
+ranks' gradients only in its range. On several nodes they are, so that their exchange begins while others are computed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from synkhronos._costs import Product, most_rows_by_slices
 from synkhronos._graph import Graph, get_array, is_large, is_shared_variable
 from synkhronos._graph.ops import Collective
 from synkhronos._sharding.work import Needs
+from synkhronos._utils.rendezvous import is_spread
 
 #: Size of a variable from which on it is updated by slices: for less, the work in Python takes longer.
 LEAST_BYTES = 1024 * 1024
@@ -102,7 +103,8 @@ class Slices:
     values : list of shared variables
         Those whose values the groups need.
     summed : dict
-        For each of their sums, which the sharded graph gets by all-reduces, a variable of equal shape.
+        For each of their sums, which the sharded graph gets by all-reduces, a variable of equal shape. Empty on
+        several nodes, where ``graph`` has the all-reduces.
     """
 
     def __init__(self, graph: Graph, own_states: Sequence[Any]) -> None:
@@ -255,7 +257,7 @@ class _Flat:
             return Leaf("value", one)
         node = one.owner
         is_sum = node is not None and isinstance(node.op, Collective) and node.op.ops == ("sum",)
-        if is_sum and one not in used and node.inputs[0].dtype == one.dtype:
+        if is_sum and not is_spread() and one not in used and node.inputs[0].dtype == one.dtype:
             kind = "partial" if node.inputs[0] in used or not _is_product(node.inputs[0]) else "product"
             return Leaf(kind, node.inputs[0], one)
         return Leaf("array", one)

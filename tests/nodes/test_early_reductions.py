@@ -35,12 +35,16 @@ def test_the_exchange_of_a_gradient_begins_when_it_exists(ranks):
     assert lines[-1] == f"early {[f'forward {i}' for i in range(3)] + order}"
 
 
-@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (1, 1, 2, 1)], ids=str)
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (1, 1, 2, 1), (2, 2), (3, 2)], ids=str)
 def test_exact_functions(ranks):
+    """If all nodes have several ranks, each has one copy of the large layers, which its ranks update by slices."""
     lines = run_both(
         "EVENTS = False",
         NET,
         """
+        from synkhronos._session import current
+        from synkhronos._sharding import slices
+        slices.LEAST_BYTES = 1
         updates = [(w, w - np.float32(0.1) * g) for w, g in zip(layers, gradients)]
         step = synk.function([x], loss, updates=updates, exact=True, plan="rows")
         for rows in (8 * n, 8 * n, 8 * n, 5 * n + 1, n - 1, 8 * n, 1, 8 * n, 8 * n):  # some ranks have no rows
@@ -49,9 +53,12 @@ def test_exact_functions(ranks):
             print("early", {one.n_bytes: one.pieces for one in step.partition}, "pieces" in repr(step.partition))
             print("early", [one for one in events if one != ()][-4:], events.count("finish"))
         assert synk.check_replicas() == {}
+        shared = current("test").stale.shared
+        print("early", len(step.partition.updates), shared.issuperset(current("test").keys(layers[:2])))
         """,
         ranks=ranks,
     )
+    assert lines.pop() == ("early 2 True" if min(ranks) > 1 else "early 0 False")
     assert lines[-2] == "early {4: (0,), 14000: (0,), 800000: (1,), 480000: (2,)} True"
     assert lines[-1] == "early [(500, 7), (400, 500), (300, 400), 'finish'] 8"
 
@@ -105,11 +112,15 @@ ORDERS = {
 @pytest.mark.parametrize("is_read", [False, True], ids=["", "read"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_exchange_begins_before_the_backward_pass_goes_on(network, is_read):
-    """With ``is_read``, the norm of all gradients is an output, and limits the step."""
+    """With ``is_read``, the norm of all gradients is an output, and limits the step.
+
+    With two ranks on each node, these update the layers by slices.
+    """
     if network == "convolutions" and not on_theano:
         pytest.skip("PyTensor has no conv2d for several channels")
     lines = run_both(
         """
+        from synkhronos._sharding import slices
         synk.register_sharding(Event)(by_axes)
 
         def normalised(h, axes):
@@ -123,17 +134,19 @@ def test_the_exchange_begins_before_the_backward_pass_goes_on(network, is_read):
         norm = T.sqrt(sum(T.sqr(g).sum() for g in gradients))
         rate = np.float32(0.1) / T.maximum(1, norm) if {is_read} else np.float32(0.1)
         updates = [(w, w - rate * g) for w, g in zip(layers, gradients)]
+        slices.LEAST_BYTES = 1
         step = synk.function([x], [loss, norm] if {is_read} else loss, updates=updates, exact=True, plan="rows")
         for _ in range(4):
             print(step(X), crc(*layers))
         del events[:]
         step(X)
         print("early", [one for one in events if not isinstance(one, tuple) or np.prod(one) > 50_000])
+        print("early", bool(step.partition.updates))
         assert synk.check_replicas() == {{}}
         """,
-        ranks=(2, 1),
+        ranks=(2, 1 if is_read else 2),
     )
-    assert lines[-1] == f"early {ORDERS[network]}"
+    assert lines[-2:] == [f"early {ORDERS[network]}", f"early {not is_read}"]
 
 
 #: A step of training with a rule, with or without one vector of all gradients, and the same step in this process alone.

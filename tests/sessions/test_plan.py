@@ -317,7 +317,7 @@ def test_times_of_apply_nodes_show_when_gradients_exist(forked, ranks):
     workload, cluster = table._workload, table._cluster
     step, exchange = table.table.at(2, 1, 64), cluster.link.all_reduce(workload.n_bytes, 2)
     compute = step.compute + step.waiting - cluster.command - input_seconds(workload, cluster, 2, 1, 64)
-    close(step.exposed, workload.exposed(compute, exchange, 32, 1))
+    close(step.exposed, workload.exposed(compute, exchange, 32))
     assert step.exposed < exchange
     (text,) = [note for note in table.notes if "gradient" in note]
     shown = re.match(r"Measured: with (\d+) rows, .* after (\d+%) of a step, the last one after (\d+%);", text)

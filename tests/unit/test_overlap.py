@@ -62,15 +62,12 @@ def test_a_gradient_that_is_ready_early_hides_exchange():
 
 
 def test_what_hides_no_exchange():
-    """A command, the exchange within nodes, and large updates by slices if a node has several ranks."""
+    """A command, and the exchange within nodes."""
     work = replace(WORKLOAD, operands=from_first(0.5), n_bytes=2e4)  # 22 ms between 2 nodes, 0.2 ms of 2 ranks
     step = predict_step(work, replace(CLUSTER, command=0.5), 2, 1, 40)
     assert (step.seconds, step.on_link) == pytest.approx((0.5 + 0.015 + 0.022, 0.007))
     step = predict_step(work, CLUSTER, 2, 2, 80)
     assert (step.seconds, step.exposed, step.on_link) == pytest.approx((0.0372, 0.0072, 0.007))
-    step = predict_step(replace(work, in_slices=True), CLUSTER, 2, 2, 80)
-    assert (step.seconds, step.on_link) == pytest.approx((0.0522, 0.022))
-    assert predict_step(replace(work, in_slices=True), CLUSTER, 2, 1, 40).on_link == pytest.approx(0.007)
 
 
 def test_latency_and_bandwidth_are_those_of_the_shortest_and_the_longest_message():
