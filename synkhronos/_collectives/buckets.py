@@ -109,7 +109,7 @@ _SMALL_BYTES = 8 * 1024  # limit on the total size of the arrays that are sent w
 SHARED_BYTES = 256 * 1024  # larger arrays do not share a piece, because that takes a copy
 _PIECES = 4  # pieces of a large array, so that ranks reduce one piece while another is sent
 _LEAST_BYTES = 1 << 20  # smallest piece of an array that is split, because each piece has a fixed cost
-PIECE_BYTES = 3 << 20  # largest piece, because a leader does not send while its node reduces
+PIECE_BYTES = 3 << 19  # largest piece, because a leader does not send while its node reduces
 
 
 class Bucket(NamedTuple):

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from synkhronos._processes import Ballots, Completion, Place, ProcessGroup
 
 _AGREED, _REFUSED = 0, 1
-_UNDER_WAY = 2  # pieces in flight between the nodes
+_UNDER_WAY = 3  # pieces in flight between the nodes: with two, leaders may wait for each other by turns
 _IN_BACKGROUND = 1 << 34  # in signatures of reductions in the background
 _MESSAGES = 1 << 36  # signature of messages that are timed
 LEAST_EARLY = 256 * 1024  # bytes of a reduction that begins before all of its arrays exist

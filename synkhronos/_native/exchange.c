@@ -11,6 +11,7 @@
 #define MOST_PENDING ((size_t)1 << 20) /* bytes that MPI has not completed; others, and acknowledgements, wait behind them */
 #define REST_NS 3000000            /* least duration of a rest */
 #define WINDOW_NS 150000000        /* time in which the link transfers the bytes in flight */
+#define MUCH_LOWER 6               /* times; the bytes in flight then take so many times as long as WINDOW_NS */
 #define UNACKNOWLEDGED 2           /* chunks at the end of a larger message */
 #define ACKNOWLEDGEMENT_NS 2000000 /* time between two acknowledgements of a message */
 #define ACKNOWLEDGEMENT_TAG 2      /* more than the tag of the message */
@@ -150,7 +151,7 @@ static int receive(struct exchange *self, struct piece *piece, struct message *f
 }
 
 /* Adapt the window to the rate at which bytes are acknowledged. It grows slowly, because limiters of a link's rate let the
- * first bytes pass at full speed. */
+ * first bytes pass at full speed; after a rest, at once to its former size, if the rate is not much lower. */
 static void measure(struct exchange *self, size_t n_bytes)
 {
     self->counted += n_bytes;
@@ -159,6 +160,9 @@ static void measure(struct exchange *self, size_t n_bytes)
     int64_t now = now_ns(), elapsed = now - self->since;
     double fitting = (double)self->counted / (double)(elapsed > 0 ? elapsed : 1) * WINDOW_NS;
     double most = 2.0 * (double)(self->window < LARGEST_WINDOW / 2 ? self->window : LARGEST_WINDOW / 2);
+    if (most < (double)self->window_before && fitting * MUCH_LOWER > (double)self->window_before)
+        most = (double)self->window_before;
+    self->window_before = 0;
     self->window = fitting < LEAST_WINDOW ? LEAST_WINDOW : (size_t)(fitting < most ? fitting : most);
     self->counted = 0;
     self->since = now;
@@ -214,8 +218,10 @@ static int send(struct exchange *self, struct piece *piece, struct message *to)
         if (n_bytes && !self->in_flight) {
             self->counted = 0;
             self->since = now_ns();
-            if (self->since - self->rested > REST_NS && self->window > FIRST_WINDOW)
+            if (self->since - self->rested > REST_NS && self->window > FIRST_WINDOW) {
+                self->window_before = self->window;
                 self->window = FIRST_WINDOW;
+            }
         }
         self->in_flight += n_bytes;
         self->pending += n_bytes;

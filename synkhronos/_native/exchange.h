@@ -90,6 +90,7 @@ struct exchange {
     struct piece *first;           /* queue of the pieces that are not complete */
     int error;                     /* error code of MPI; nothing is advanced after an error */
     size_t in_flight, window;      /* bytes */
+    size_t window_before;          /* the last rest; 0: the rate has been measured since */
     size_t pending;                /* bytes that MPI has not completed */
     size_t counted;                /* bytes that were acknowledged since `since` */
     int64_t since, rested;         /* nanoseconds; `rested`: when the last byte in flight was acknowledged */

@@ -268,7 +268,7 @@ BEGIN = """
 
 
 def test_the_timeout_limits_a_piece_and_not_an_average(hosts, start_slow):
-    """The average takes 8 s, and each of its four pieces a quarter of that."""
+    """The average takes 8 s, and each of its pieces a part of that."""
     job = start_slow(
         "6mbit",
         LARGE,
@@ -280,7 +280,7 @@ def test_the_timeout_limits_a_piece_and_not_an_average(hosts, start_slow):
         synk.close()
         """,
     )
-    assert hear(job)[1] == "[1, 1] 14.0 4 True"
+    assert hear(job)[1] == "[1, 1] 14.0 5 True"
     ends_well(hosts, job)
 
 
