@@ -6,11 +6,14 @@ and standard streams, exit code or signal, atexit functions, and threads that Py
 
     pytest ──Popen── server ──fork── agent   ──fork── script      the agent waits, and sends the status to pytest
 
-`ForkServer` runs in pytest, `serve` in the server.
+`ForkServer` runs in pytest, `serve` in the server. If another program starts the script, such as mpiexec, it starts
+`stand_in.py` in its place, which connects to the server, passes on what it has inherited, and ends as the script ends.
+If it is killed, so is the script.
 """
 
 import array
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -21,12 +24,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import types
 from pathlib import Path
 
 HELPERS = Path(__file__).resolve().parent
 _LENGTH = 8  # bytes of the length before each request
+_MOST_DESCRIPTORS = 250  # that the kernel passes in one message
+_FREE = 1000  # no program inherits descriptors from this number on
 
 
 class Script:
@@ -98,7 +104,7 @@ class ForkServer:
     """Client of the fork server, in pytest's process. It starts the server with the first script."""
 
     def __init__(self):
-        self.process = self._socket = self._flags = None
+        self.process = self._socket = self._flags = self._folder = None
 
     @property
     def pid(self):
@@ -109,19 +115,37 @@ class ForkServer:
         """Return whether the backend's flags have changed since the server was started."""
         return self.process is not None and _flags() != self._flags
 
-    def start(self, source, arguments, environment, stdin=None, new_session=False):
-        """Start a script, and return its `Script`."""
-        if self.process is None:
-            self._socket, theirs = socket.socketpair()
-            self._flags = _flags()
+    def stand_in(self, source, environment):
+        """Return a command that another program executes in place of ``python -c SOURCE``."""
+        self._start_server(environment)
+        return [sys.executable, "-I", "-S", str(HELPERS / "stand_in.py"), self._address, source]
+
+    @property
+    def _address(self):
+        return str(Path(self._folder.name) / "socket")
+
+    def _start_server(self, environment):
+        if self.process is not None:
+            return
+        self._socket, theirs = socket.socketpair()
+        self._folder = tempfile.TemporaryDirectory(prefix="synkhronos-forks-")
+        self._flags = _flags()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._address)
+            listener.listen()
+            descriptors = [theirs.fileno(), listener.fileno()]
             self.process = subprocess.Popen(
-                [sys.executable, str(HELPERS / "fork_server.py"), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, str(HELPERS / "fork_server.py"), *map(str, descriptors)],
+                pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 env=environment,
             )
-            theirs.close()
-            os.register_at_fork(after_in_child=self._socket.close)  # workers do not keep it open
+        theirs.close()
+        os.register_at_fork(after_in_child=self._socket.close)  # workers do not keep it open
+
+    def start(self, source, arguments, environment, stdin=None, new_session=False):
+        """Start a script, and return its `Script`."""
+        self._start_server(environment)
         pipes = [os.pipe() for _ in range(4)]  # standard input, output and error; the exit status
         (in_reader, in_writer), (out_reader, out_writer), (err_reader, err_writer), (reader, writer) = pipes
         if stdin is None:
@@ -145,6 +169,7 @@ class ForkServer:
         if self.process is not None:
             self._socket.close()
             self.process.wait()
+            self._folder.cleanup()
             self.process = None
 
 
@@ -158,10 +183,17 @@ def _read(connection, n_bytes):
     return data
 
 
-def serve(connection):
+def serve(connection, listener):
     """Fork scripts until pytest ends. In a script, return its source and arguments."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap agents automatically
     while True:
+        if connection not in select.select([connection, listener], [], [])[0]:
+            with listener.accept()[0] as asking:
+                if os.fork() == 0:
+                    connection.close()
+                    listener.close()
+                    return _agent_of_stand_in(asking)
+            continue
         length, ancillary, _, _ = connection.recvmsg(_LENGTH, socket.CMSG_SPACE(4 * 4))
         if not length:
             os._exit(0)
@@ -169,6 +201,7 @@ def serve(connection):
         descriptors = array.array("i")
         descriptors.frombytes(ancillary[0][2])
         if os.fork() == 0:
+            listener.close()
             script = _agent(connection, list(descriptors), *request)
             if script is not None:
                 return script
@@ -203,6 +236,41 @@ def _agent(connection, descriptors, source, arguments, folder, environment, new_
     return source, arguments
 
 
+def _agent_of_stand_in(asking):
+    """Fork the script, send its status at its end, and kill it if the stand-in ends. In the script, return its source.
+
+    The script has the environment, the folder and all descriptors of the stand-in.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    length, received, _, _ = socket.recv_fds(asking, _LENGTH, _MOST_DESCRIPTORS)
+    source, folder, environment, numbers = json.loads(_read(asking, int.from_bytes(length, "big")))
+    pid = os.fork()
+    if pid:
+        for descriptor in received:
+            os.close(descriptor)
+        end = os.pidfd_open(pid)
+        if end not in select.select([end, asking], [], [])[0]:
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        with contextlib.suppress(BrokenPipeError):
+            asking.sendall(str(status).encode())
+        os._exit(0)
+    asking.close()
+    os.setpgid(0, 0)
+    free = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FREE) for descriptor in received]
+    for descriptor in received:
+        os.close(descriptor)
+    for descriptor, number in zip(free, numbers):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    rendezvous.rendezvous.__init__(os.environ)
+    rendezvous._WITH_OTHERS = rendezvous.rendezvous.size > 1
+    return source, []
+
+
 def run(source, arguments):
     """Execute the source of a script in this process."""
     random.seed()
@@ -228,8 +296,9 @@ if __name__ == "__main__":
     import synkhronos
     import synkhronos._api
     import synkhronos._backends
+    from synkhronos._utils import rendezvous
 
     synkhronos._backends.prepare_fork()
     gc.collect()
     gc.freeze()  # garbage collection in scripts copies no pages of these objects
-    run(*serve(socket.socket(fileno=int(sys.argv[1]))))
+    run(*serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:])))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from deadline import wait_for
 from namespace_hosts import HAS_MPI, MPIEXEC, Hosts, reason_to_skip
+from scripts import fork_server
 
 needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py or mpiexec is not installed")
 
@@ -50,11 +51,16 @@ PRELUDE = f"""
 """
 
 
-def run_processes(*sources, n=2, timeout=280, **environment):
-    """Run a program by mpiexec, each process as a node of its own; return its exit code and both outputs."""
-    launcher = [MPIEXEC, "-n", str(n)] if n > 1 else []
+def run_processes(*sources, n=2, timeout=280, fresh=False, **environment):
+    """Run a program by mpiexec, each process as a node of its own; return its exit code and both outputs.
+
+    The processes are forks of `fork_server`. With ``fresh``, they are new interpreters.
+    """
+    source = "".join(map(textwrap.dedent, sources))
+    is_fresh = fresh or fork_server.outdated() or any("FLAGS" in name for name in environment)
+    command = [sys.executable, "-c", source] if is_fresh else fork_server.stand_in(source, os.environ)
     done = subprocess.run(
-        [*launcher, sys.executable, "-c", "".join(map(textwrap.dedent, sources))],
+        [*([MPIEXEC, "-n", str(n)] if n > 1 else []), *command],
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -27,8 +27,8 @@ PRELUDE = f"""
 
 
 def run(source):
-    """Run a program as if on two nodes, and return what the script printed."""
-    return output_of(PRELUDE, source)
+    """Run a program as if on two nodes, in new interpreters, and return what the script printed."""
+    return output_of(PRELUDE, source, fresh=True)
 
 
 def test_an_interrupted_call_while_a_worker_of_another_node_computes():
