@@ -32,7 +32,7 @@ from pathlib import Path
 HELPERS = Path(__file__).resolve().parent
 _LENGTH = 8  # bytes of the length before each request
 _MOST_DESCRIPTORS = 250  # that the kernel passes in one message
-_FREE = 1000  # no program inherits descriptors from this number on
+_FREE = 500  # no program inherits descriptors from this number on
 
 
 class Script:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from deadline import wait_for
 from namespace_hosts import HAS_MPI, MPIEXEC, Hosts, reason_to_skip
-from scripts import fork_server
+from scripts import fork_server, stand_in
 
 needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py or mpiexec is not installed")
 
@@ -58,7 +58,7 @@ def run_processes(*sources, n=2, timeout=280, fresh=False, **environment):
     """
     source = "".join(map(textwrap.dedent, sources))
     is_fresh = fresh or fork_server.outdated() or any("FLAGS" in name for name in environment)
-    command = [sys.executable, "-c", source] if is_fresh else fork_server.stand_in(source, os.environ)
+    command = [sys.executable, "-c", source] if is_fresh else stand_in(source)
     done = subprocess.run(
         [*([MPIEXEC, "-n", str(n)] if n > 1 else []), *command],
         capture_output=True,

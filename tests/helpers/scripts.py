@@ -56,13 +56,21 @@ def start_script(source, *arguments, fresh=False, stdin=None, start_new_session=
     -------
     fork_server.Script or subprocess.Popen
     """
-    source = textwrap.dedent(PRELUDE) + textwrap.dedent(source)
-    own = {"PYTHONPATH": python_path(), "PYTHONWARNINGS": "ignore:synkhronos.fork:RuntimeWarning"}  # many ranks
+    source, own = textwrap.dedent(PRELUDE) + textwrap.dedent(source), _own_environment()
     if not fresh and environment is None and not fork_server.outdated():
         return fork_server.start(source, arguments, {**os.environ, **own}, stdin, start_new_session)
     streams = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command, environment = [sys.executable, "-c", source, *map(str, arguments)], {**own, **(environment or {})}
     return subprocess.Popen(command, **streams, start_new_session=start_new_session, env={**os.environ, **environment})
+
+
+def stand_in(source):
+    """Return a command that another program executes in place of ``python -c SOURCE``; see `fork_server`."""
+    return fork_server.stand_in(source, {**os.environ, **_own_environment()})
+
+
+def _own_environment():
+    return {"PYTHONPATH": python_path(), "PYTHONWARNINGS": "ignore:synkhronos.fork:RuntimeWarning"}  # many ranks
 
 
 def python_path():
