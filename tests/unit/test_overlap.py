@@ -43,7 +43,7 @@ def test_when_gradients_exist_depends_on_rows():
 
 
 def test_small_gradients_are_exchanged_in_one_piece():
-    """Those of up to 256 KiB share a piece of up to 3 MiB, which begins when the last of them exists."""
+    """Those of up to 256 KiB share a piece of up to 1.5 MiB, which begins when the last of them exists."""
     parts = [0.25, 0.5, 0.125, 0.125]
     given = [Operand(part, (1.0,), (k / 10,)) for k, part in enumerate(parts)]
     assert [(one.part, one.until) for one in _together(given, 4 << 18)] == [
@@ -52,7 +52,7 @@ def test_small_gradients_are_exchanged_in_one_piece():
         (0.25, (0.3,)),
     ]
     assert [(one.part, one.until) for one in _together(given, 1 << 18)] == [(1.0, (0.3,))]
-    assert len(_together([Operand(1 / 16, (1.0,), (0.5,))] * 16, 4 << 20)) == 2
+    assert len(_together([Operand(1 / 16, (1.0,), (0.5,))] * 16, 4 << 20)) == 3
 
 
 def test_a_gradient_that_is_ready_early_hides_exchange():
