@@ -59,8 +59,9 @@ def run_processes(*sources, n=2, timeout=280, fresh=False, **environment):
     source = "".join(map(textwrap.dedent, sources))
     is_fresh = fresh or fork_server.outdated() or any("FLAGS" in name for name in environment)
     command = [sys.executable, "-c", source] if is_fresh else stand_in(source)
+    launcher = [MPIEXEC, "-n", str(n)] if n > 1 else []
     done = subprocess.run(
-        [*([MPIEXEC, "-n", str(n)] if n > 1 else []), *command],
+        [*launcher, *command],
         capture_output=True,
         text=True,
         timeout=timeout,
