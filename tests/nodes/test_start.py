@@ -21,8 +21,8 @@ from synkhronos._utils.rendezvous import ENDED, WAITS, Report
 
 pytestmark = [needs_mpi, theano_only("the start of a job, which does not depend on the backend")]
 
-#: Runs a program that must end within a minute, also where a node never comes.
-run = functools.partial(run_processes, timeout=60)
+#: Runs a program that must end within a minute, also where a node never comes. What is tested begins with the import.
+run = functools.partial(run_processes, timeout=60, fresh=True)
 
 #: A program in which the processes `ranks` execute `action` before `fork`.
 PROGRAM = """

@@ -49,7 +49,8 @@ def test_nodes_with_different_settings_are_refused():
             synk.fork(1, use_gpu=False)
         except synk.DeviceError as error:
             print(error)
-        """
+        """,
+        fresh=True,
     )
     assert code == 0, err
     assert out.startswith("floatX is float64 on node 1 (") and "and float32 on node 0 (" in out, out
