@@ -5,6 +5,7 @@
 import backend_flags  # sets the backend's flags, so it comes first
 import numpy
 import pytest
+from shared_modules import share_modules
 
 import synkhronos  # patches Theano, so it comes before Theano
 from synkhronos import _backends
@@ -19,6 +20,7 @@ if on_theano:
     import theano.tensor as T
     from theano.compile.monitormode import MonitorMode
     from theano.compile.nanguardmode import NanGuardMode
+    from theano.gof import cmodule
     from theano.ifelse import ifelse
     from theano.sandbox.rng_mrg import MRG_RandomStreams
     from theano.tensor.raw_random import uniform
@@ -27,7 +29,10 @@ if on_theano:
 
     random_state = numpy.random.RandomState
 else:
+    from pytensor.link.c import cmodule
     from pytensor_as_theano import *
+
+share_modules(cmodule)
 
 
 def theano_only(reason):
