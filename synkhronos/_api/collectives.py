@@ -412,7 +412,8 @@ def all_reduce(
 
 def _note_equal(session: Session, variables: Sequence[Any]) -> None:
     """Record that variables are equal on all ranks, unless the open sequence, if there is one, does not succeed."""
-    session.sequencer.note(lambda: session.replica_check.note_parts(variables, are_parts=False))
+    if session.replica_check.differs(variables):
+        session.sequencer.note(lambda: session.replica_check.note_parts(variables, are_parts=False))
 
 
 def _run(session: Session, function: str, variables: Sequence[Any], command: Command) -> list[Any]:

@@ -363,6 +363,10 @@ class ReplicaCheck:
         """Return whether a variable holds data, of which each rank may have its own rows."""
         return var.container in self._data
 
+    def differs(self, variables: Sequence[Any]) -> bool:
+        """Return whether any of the variables was scattered, or holds data, since it was equal on all ranks."""
+        return self._has_noted and any(var.container in kind for kind in (self._parts, self._data) for var in variables)
+
     def note_parts(self, variables: Sequence[Any], are_parts: bool = True) -> Callable[[bool], None]:
         """Record that variables were scattered, or (if not ``are_parts``) made equal on all ranks.
 
