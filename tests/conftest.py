@@ -31,6 +31,9 @@ HELPERS = {path.stem for path in (Path(__file__).parent / "helpers").glob("*.py"
 
 RANKS = multinode_sessions.RANKS
 
+#: Collect garbage seldom by itself: graphs are many objects, and this would take a tenth of the time.
+gc.set_threshold(100_000, 20, 100)
+
 #: ``nohup`` and background jobs ignore these signals, and child processes inherit that: restore the handlers.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
@@ -149,6 +152,7 @@ def nothing_left(request):
         return ProcessState().beyond(before)
 
     wait_for(lambda: not left(), lambda: f"the end of {left()}")
+    gc.freeze()  # what is left stays, such as the backend's caches, and later collections need not look at it
 
 
 def clear_cached_functions(module):

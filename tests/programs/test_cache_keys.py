@@ -103,6 +103,33 @@ def test_replicas_are_equal_with_code_that_another_program_has_kept(tmp_path):
     run(tmp_path, STEP + KEPT)
 
 
+#: Another process compiles modules, which are then found; they are forgotten after their removal.
+NEW = f"""
+import os, shutil
+from synkhronos._theano_compat.compile_cache import find_new_modules
+from {theano.__name__}.{"gof.cc" if on_theano else "link.c.basic"} import get_module_cache
+
+cache = get_module_cache()
+before = set(cache.module_hash_to_key_data)
+if os.fork() == 0:
+    theano.function([t := T.dvector()], T.sqr(t) * 3 + 1)
+    os._exit(0)
+os.wait()
+find_new_modules(cache)
+new = [str(data.get_entry()) for name, data in cache.module_hash_to_key_data.items() if name not in before]
+assert new and all(map(os.path.exists, new))
+for module in new:
+    shutil.rmtree(os.path.dirname(module))
+find_new_modules(cache)
+assert set(cache.module_hash_to_key_data) == before
+"""
+
+
+@pytest.mark.timeout(600)
+def test_modules_of_other_processes_are_found_and_removed_ones_forgotten(tmp_path):
+    run(tmp_path, STEP + NEW)
+
+
 class Uncached(theano.Op):
     """The identity, of which the compiled code is not cached, because it has no version."""
 

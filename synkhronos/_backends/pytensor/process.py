@@ -20,6 +20,7 @@ from pytensor.link.numba.linker import NumbaLinker
 
 from synkhronos._backends.common import skip
 from synkhronos._theano_compat import find_blas
+from synkhronos._theano_compat.compile_cache import find_new_modules
 from synkhronos.errors import DeviceError
 
 print_profiles = profiling._atexit_print_fn
@@ -62,7 +63,7 @@ def find_compiled() -> None:
     Otherwise PyTensor would find them one by one, and take the compile lock for each.
     """
     if config.cxx and not isinstance(get_default_mode().linker, NumbaLinker):
-        get_module_cache().refresh(cleanup=False)
+        find_new_modules(get_module_cache())
 
 
 def limit_threads(most: int) -> Callable[[], None] | None:

@@ -24,6 +24,7 @@ from theano.configparser import change_flags
 from theano.gof import compilelock
 
 from synkhronos._backends.common import skip
+from synkhronos._theano_compat.compile_cache import find_new_modules
 from synkhronos.errors import DeviceError
 
 precompile = skip  # not needed: Theano compiles functions when they are made
@@ -55,7 +56,7 @@ def find_compiled() -> None:
     Otherwise Theano would find them one by one, and take the compile lock for each.
     """
     if theano.config.cxx:
-        theano.gof.cc.get_module_cache().refresh(cleanup=False)
+        find_new_modules(theano.gof.cc.get_module_cache())
 
 
 def usual_flags() -> Any:
