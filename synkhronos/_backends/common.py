@@ -1,11 +1,13 @@
-"""What both backends share: a rule for products, the description of a Scan, and placeholders for what one lacks."""
+"""What both backends share: a rule for products, loops, the index of compiled modules, and placeholders."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["FOR_EXACT", "FOR_SLICES", "Absent", "Loop", "only_scaled", "read_loop", "skip"]
+__all__ = ["FOR_EXACT", "FOR_SLICES", "Absent", "Loop", "find_new_modules", "only_scaled", "read_loop", "skip"]
 
 #: Tags of rewrites for exact functions, and for their functions of slices; `synkhronos._theano_compat.one_pass` has
 #: them, too.
@@ -102,3 +104,42 @@ class Absent:
 
 def skip(*_: Any) -> None:
     """Do nothing. Stand-in for a function that a backend does not need."""
+
+
+_seen: dict[str, int] = {}  # by folder of compiled modules: its time of modification when it was read last
+
+
+class _Unlisted(dict[str, Any]):
+    """An index of modules that lists none. `ModuleCache.refresh` opens the file of each module that it lists."""
+
+    def items(self) -> Any:
+        return {}.items()
+
+
+def find_new_modules(cache: Any) -> None:
+    """Add modules that other processes have compiled to the index of the backend's `ModuleCache`.
+
+    Unlike ``cache.refresh()``, this does not open the file of each known module; there may be thousands. Modules that
+    were removed from the folder are removed from the index, too.
+    """
+    modified, folders = 0, set()
+    with contextlib.suppress(FileNotFoundError):
+        modified = os.stat(cache.dirname).st_mtime_ns
+        if _seen.get(cache.dirname) == modified:
+            return
+        folders = set(os.listdir(cache.dirname))
+    known = cache.module_hash_to_key_data
+    if all(_folder_of(data.get_entry()) in folders for data in known.values()):
+        cache.module_hash_to_key_data = found = _Unlisted(known)
+        try:
+            cache.refresh(cleanup=False)
+        finally:
+            known.update(found)
+            cache.module_hash_to_key_data = known
+    else:
+        cache.refresh(cleanup=False)
+    _seen[cache.dirname] = modified
+
+
+def _folder_of(module: str) -> str:
+    return os.path.basename(os.path.dirname(module))

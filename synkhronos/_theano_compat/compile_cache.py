@@ -179,47 +179,6 @@ def _compile(compiler: str, flags: list[str], header: str) -> bool:
             os.unlink(partial)
 
 
-# -- modules of other processes
-
-_seen: dict[str, int] = {}  # by folder of compiled modules: its time of modification when it was read last
-
-
-class _Unlisted(dict[str, Any]):
-    """An index of modules that lists none. `ModuleCache.refresh` opens the file of each module that it lists."""
-
-    def items(self) -> Any:
-        return {}.items()
-
-
-def find_new_modules(cache: Any) -> None:
-    """Add modules that other processes have compiled to the index of the backend's `ModuleCache`.
-
-    Unlike ``cache.refresh()``, this does not open the file of each known module; there may be thousands. Modules that
-    were removed from the folder are removed from the index, too.
-    """
-    modified, folders = 0, set()
-    with contextlib.suppress(FileNotFoundError):
-        modified = os.stat(cache.dirname).st_mtime_ns
-        if _seen.get(cache.dirname) == modified:
-            return
-        folders = set(os.listdir(cache.dirname))
-    known = cache.module_hash_to_key_data
-    if all(_folder_of(data.get_entry()) in folders for data in known.values()):
-        cache.module_hash_to_key_data = found = _Unlisted(known)
-        try:
-            cache.refresh(cleanup=False)
-        finally:
-            known.update(found)
-            cache.module_hash_to_key_data = known
-    else:
-        cache.refresh(cleanup=False)
-    _seen[cache.dirname] = modified
-
-
-def _folder_of(module: str) -> str:
-    return os.path.basename(os.path.dirname(module))
-
-
 # -- messages
 
 _COMMAND = "`python -m synkhronos info` says what is missing"

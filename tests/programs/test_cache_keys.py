@@ -106,7 +106,7 @@ def test_replicas_are_equal_with_code_that_another_program_has_kept(tmp_path):
 #: Another process compiles modules, which are then found; they are forgotten after their removal.
 NEW = f"""
 import os, shutil
-from synkhronos._theano_compat.compile_cache import find_new_modules
+from synkhronos._backends.common import find_new_modules
 from {theano.__name__}.{"gof.cc" if on_theano else "link.c.basic"} import get_module_cache
 
 cache = get_module_cache()

@@ -18,9 +18,8 @@ from pytensor.link.c.basic import get_module_cache
 from pytensor.link.c.cmodule import GCC_compiler
 from pytensor.link.numba.linker import NumbaLinker
 
-from synkhronos._backends.common import skip
+from synkhronos._backends.common import find_new_modules, skip
 from synkhronos._theano_compat import find_blas
-from synkhronos._theano_compat.compile_cache import find_new_modules
 from synkhronos.errors import DeviceError
 
 print_profiles = profiling._atexit_print_fn

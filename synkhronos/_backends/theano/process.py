@@ -23,8 +23,7 @@ from theano.compile.sharedvalue import shared
 from theano.configparser import change_flags
 from theano.gof import compilelock
 
-from synkhronos._backends.common import skip
-from synkhronos._theano_compat.compile_cache import find_new_modules
+from synkhronos._backends.common import find_new_modules, skip
 from synkhronos.errors import DeviceError
 
 precompile = skip  # not needed: Theano compiles functions when they are made
