@@ -11,7 +11,7 @@
 #define MOST_PENDING ((size_t)1 << 20) /* bytes that MPI has not completed; others, and acknowledgements, wait behind them */
 #define REST_NS 3000000            /* least duration of a rest */
 #define WINDOW_NS 150000000        /* time in which the link transfers the bytes in flight */
-#define MUCH_LOWER 6               /* times; the bytes in flight then take so many times as long as WINDOW_NS */
+#define MUCH_LOWER 6               /* times; after a rest, the window then grows slowly, as at first */
 #define UNACKNOWLEDGED 2           /* chunks at the end of a larger message */
 #define ACKNOWLEDGEMENT_NS 2000000 /* time between two acknowledgements of a message */
 #define ACKNOWLEDGEMENT_TAG 2      /* more than the tag of the message */
@@ -151,7 +151,8 @@ static int receive(struct exchange *self, struct piece *piece, struct message *f
 }
 
 /* Adapt the window to the rate at which bytes are acknowledged. It grows slowly, because limiters of a link's rate let the
- * first bytes pass at full speed; after a rest, at once to its former size, if the rate is not much lower. */
+ * first bytes pass at full speed. After a rest, it grows at once to what fits the rate, but not beyond its former size,
+ * unless the rate is much lower. */
 static void measure(struct exchange *self, size_t n_bytes)
 {
     self->counted += n_bytes;

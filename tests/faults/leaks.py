@@ -20,6 +20,8 @@ import synkhronos as synk
 
 _built = {}
 
+gc.set_threshold(700, 10, 10)  # as for users; conftest.py sets more, but exceptions are cycles that hold their arrays
+
 
 @pytest.fixture
 def session(synchronize):
