@@ -11,12 +11,14 @@ import os
 import shutil
 from pathlib import Path
 
+from backend_flags import WORKER
+
 
 def share_modules(cmodule):
     """Make the backend whose module of compilers is ``cmodule`` look for kept modules before it compiles."""
     folder = Path(cmodule.config.base_compiledir) / "shared_modules"
     folder.mkdir(parents=True, exist_ok=True)
-    for kept in folder.iterdir():
+    for kept in () if WORKER else folder.iterdir():  # once, in the process that starts the others
         with contextlib.suppress(FileNotFoundError):  # another process removes it, too
             if kept.stat().st_nlink == 1:  # the backend has removed it from its own folder
                 kept.unlink()
